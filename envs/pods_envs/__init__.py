@@ -1,0 +1,9 @@
+"""Reasoning environments for gymnasium: importing this package registers `pods/...` ids."""
+
+from pods_envs.base import AnyText, Problem, ReasoningEnv, Verdict, Verifier
+from pods_envs.registration import register_envs
+from pods_envs.sources import load_problems
+
+__all__ = ["AnyText", "Problem", "ReasoningEnv", "Verdict", "Verifier", "load_problems"]
+
+register_envs()

@@ -1,0 +1,61 @@
+"""Every registered environment through gymnasium's own checks."""
+
+import pickle
+import warnings
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import pods_envs  # noqa: F401
+from pods_envs.registration import ENTRY_POINTS
+
+OFFLINE = {}  # keywords that make an id independent of data files
+
+each_env = pytest.mark.parametrize("env_id", sorted(ENTRY_POINTS))
+
+
+def make(env_id, **kwargs):
+    return gymnasium.make(env_id, **OFFLINE.get(env_id, {}), **kwargs)
+
+
+@each_env
+@pytest.mark.parametrize("max_turns", [1, 3])
+def test_gymnasium_checker(env_id, max_turns):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = make(env_id, max_turns=max_turns)
+        check_env(env.unwrapped)
+        observation, info = env.reset(options={"index": 0})
+        assert observation == info["messages"][-1]["content"]
+        env.step(env.action_space.sample())
+        env.close()
+
+
+@each_env
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_make_vec(env_id, mode):
+    envs = gymnasium.make_vec(env_id, num_envs=2, vectorization_mode=mode, **OFFLINE.get(env_id, {}))
+    observations, _ = envs.reset(options={"index": 1})
+    env = make(env_id).unwrapped
+    assert observations == (env.messages(env.problems[1])[-1]["content"],) * 2
+    _, rewards, terminated, truncated, info = envs.step(("\ud800 no", env.problems[1].answer))
+    assert list(terminated) == [True, True] and not any(truncated)
+    assert list(rewards) == [0.0, 1.0] and list(info["correct"]) == [False, True]
+    envs.close()
+
+
+@each_env
+def test_reset_is_reproducible(env_id):
+    env = make(env_id)
+    assert env.reset(seed=3) == env.reset(seed=3)
+    assert env.reset(options={"index": 2})[1]["index"] == 2
+    with pytest.raises(IndexError, match="not in 0.."):
+        env.reset(options={"index": 10**9})
+
+
+@each_env
+def test_pickles(env_id):
+    env = make(env_id).unwrapped
+    copy = pickle.loads(pickle.dumps(env))
+    assert list(copy.problems) == list(env.problems)
