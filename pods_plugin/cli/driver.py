@@ -1,0 +1,54 @@
+"""The child process of `pods train`: verl's own entry point on a config that is already composed.
+
+    python -m pods_plugin.cli.driver RUN_DIR/config.yaml [--check]
+
+Its output is verl's log. It ends itself when its parent is gone, so that a killed `pods train` leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from omegaconf import OmegaConf
+
+
+def _end_with_parent() -> None:
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGINT)  # Ray's exit handlers end its processes
+        time.sleep(10.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end-with-parent").start()
+
+
+def main(config_path: str, check_only: bool = False) -> None:
+    """Runs verl's `main_ppo` on the config at `config_path`, or only its validation."""
+    _end_with_parent()
+    config = OmegaConf.load(config_path)
+
+    import verl  # noqa: F401  # loads the plugins; before anything else of verl
+
+    from pods_plugin.integration import plugin  # noqa: F401  # also where verl's discovery was switched off
+    from verl.trainer import main_ppo
+
+    if check_only:
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+
+        main_ppo.validate_config(
+            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+        )
+        print("verl-pods: verl accepts this config")
+        return
+    main_ppo.main(config)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], check_only="--check" in sys.argv[2:])

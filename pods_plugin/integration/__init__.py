@@ -1,0 +1,1 @@
+"""Everything that touches verl, one seam a file."""
