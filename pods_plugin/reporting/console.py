@@ -65,10 +65,14 @@ class StepConsole:
             self._lines += 1
             self._print_step(record, seconds)
         if scores := runs.validation_scores(record):
-            results = ", ".join(f"{name} {format_value(score)}" for name, score in scores.items())
+            # A no-break space, which textwrap does not break at, keeps a score on the line of its name.
+            results = ", ".join(f"{name}\xa0{format_value(score)}" for name, score in scores.items())
             text = f"validation at step {record.step}: {results}"
-            for line in textwrap.wrap(text, self._width, subsequent_indent="  ", break_long_words=False):
-                self._print(line, "cyan")
+            wrapped = textwrap.wrap(
+                text, self._width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+            for line in wrapped:
+                self._print(line.replace("\xa0", " "), "cyan")
 
     def seconds_left(self, step: int) -> float:
         """Estimated seconds until the run ends, after `step`; at least one step must have been added.

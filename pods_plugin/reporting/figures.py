@@ -72,19 +72,21 @@ def learning_curve(
     if len(heights) == 3:
         _draw_lines(axes[1], runs_, x, runs.variance_all, runs.variance_kept)
         axes[1].set_ylabel("group variance of reward")
-        axes[1].set_ylim(bottom=0)
     if single:
         _draw_phases(axes[-1], runs_[0], x)
     else:
         _draw_mean_phases(axes[-1], runs_)
     curves = axes if single else axes[:-1]
-    for axis in curves[1:]:
-        axis.sharex(axes[0])
+    left, right = zip(*(axis.get_xlim() for axis in curves), strict=True)
+    for axis in curves:
+        axis.set_xlim(min(left), max(right))
+        axis.xaxis.get_major_locator().set_params(integer=True)
     curves[-1].set_xlabel(
         "training step" if x == "step" else "seconds of training (without checkpoints and validation)"
     )
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
+    for axis in (axes[0], axes[-1]):
         handles, labels = axis.get_legend_handles_labels()
         if axis is axes[-1] and single:  # in the order of the stack
             handles, labels = handles[::-1], labels[::-1]
@@ -97,14 +99,10 @@ def learning_curve(
 
 
 def smooth(values: _FloatArray, window: int) -> _FloatArray:
-    """Centred moving average that skips NaN; it narrows towards both ends, so that they are not biased."""
-    result = np.full(len(values), np.nan)
-    for index in range(len(values)):
-        reach = min(window // 2, index, len(values) - 1 - index)
-        part = values[index - reach : index + reach + 1]
-        if np.isfinite(part).any():
-            result[index] = np.nanmean(part)
-    return result
+    """Moving average over `window // 2` values to either side, as far as there are any; NaN is skipped."""
+    half = window // 2
+    parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
+    return np.array([np.nanmean(part) if np.isfinite(part).any() else np.nan for part in parts])
 
 
 def _positions(run: Run, x: str) -> _FloatArray:
@@ -150,6 +148,9 @@ def _draw_lines(axis: Axes, runs_: Sequence[Run], x: str, metric_all: _Metric, m
     if not single and any_kept:
         axis.plot([], [], color="0.3", label="all rollouts", **_ALL)
         axis.plot([], [], color="0.3", label="kept rollouts", **_KEPT)
+    if axis.dataLim.y0 >= 0:
+        axis.set_ylim(bottom=0)
+    axis.margins(x=0.01)
     axis.grid(alpha=0.25)
 
 
@@ -165,9 +166,13 @@ def _draw_phases(axis: Axes, run: Run, x: str) -> None:
         if seconds.any():
             axis.bar(starts, seconds, widths, total, align="edge", color=colour, label=phase, linewidth=0)
             total += seconds
-    if total.any():  # one slow step, mostly the first, must not flatten the others
-        axis.set_ylim(0, min(total.max() * 1.05, np.percentile(total, 90) * 1.5))
+    longest, top = total.max(), np.percentile(total, 90) * 1.5
+    if 0 < top < longest:  # one slow step, mostly the first, must not flatten the others
+        axis.set_ylim(0, top)
+        note = f"cut off: the longest step took {longest:.1f} s"
+        axis.text(0.99, 0.98, note, transform=axis.transAxes, ha="right", va="top", fontsize=9, color="0.3")
     axis.set_ylabel("seconds a step")
+    axis.margins(x=0.01)
 
 
 def _draw_mean_phases(axis: Axes, runs_: Sequence[Run]) -> None:

@@ -124,7 +124,7 @@ def print_summary(
     if summary.reward_first is not None:
         reward = change(summary.reward_first, summary.reward_last)
         facts = [
-            ("reward of all rollouts", f"{reward} (first and last {summary.window} steps)"),
+            ("reward of all rollouts", f"{reward} (means of the first and last {summary.window} steps)"),
             ("best step", f"{format_value(summary.reward_best)} at step {summary.best_step}"),
             *facts,
         ]
