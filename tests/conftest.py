@@ -13,6 +13,7 @@ try:
     from pods_plugin.cpu import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)
+    os.environ["TRANSFER_QUEUE_ENABLE"] = "1"  # verl's run_ppo sets it for its workers
 except ImportError:  # the light packages alone (no torch): only tests of those run
     pass
 

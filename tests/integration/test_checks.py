@@ -120,12 +120,12 @@ def test_guard_validate_config_is_what_every_entry_point_calls():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
-def test_the_check_is_one_line_under_verls_own_command():
+def test_the_check_is_one_line_under_verls_own_command(tmp_path):
     """`python -m verl.trainer.main_ppo +algorithm.downsample=...`: discovered by entry point, no Ray started."""
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "+algorithm.downsample=max_varience"]
     command += ["+algorithm.downsample_kwargs.keep=4", "actor_rollout_ref.rollout.n=16", "hydra.run.dir=."]
     command += ["hydra.output_subdir=null"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 1
     ours = [line for line in result.stderr.splitlines() if line.startswith("verl-pods: ")]
     assert len(ours) == 1 and "max_variance" in ours[0]
