@@ -3,7 +3,18 @@
 from pods_envs.base import AnyText, Problem, ReasoningEnv, Verdict, Verifier
 from pods_envs.registration import register_envs
 from pods_envs.sources import load_problems
+from pods_envs.verifiers import verify, verify_async, verify_many
 
-__all__ = ["AnyText", "Problem", "ReasoningEnv", "Verdict", "Verifier", "load_problems"]
+__all__ = [
+    "AnyText",
+    "Problem",
+    "ReasoningEnv",
+    "Verdict",
+    "Verifier",
+    "load_problems",
+    "verify",
+    "verify_async",
+    "verify_many",
+]
 
 register_envs()

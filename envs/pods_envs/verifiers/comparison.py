@@ -1,0 +1,462 @@
+"""Whether two answers in plain LaTeX (see latex.clean) are equal: first their structure, then value by value."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from pods_envs.verifiers.latex import closing, split, strip
+from pods_envs.verifiers.rational import NotRationalError, evaluate
+
+MAX_SYMBOLIC = 1_000  # characters of an expression that computer algebra is asked about
+MAX_ITEMS = 64  # of a list whose order does not matter
+MAX_DEPTH = 20
+
+# (kind, gold, response) -> equal; kind is `value`, `equation` or `general` (sets, inequalities)
+Symbolic = Callable[[str, str, str], bool]
+
+
+class UnparsableError(ValueError):
+    """The response's answer is malformed: a dangling sum, unbalanced brackets, a row of numbers, ..."""
+
+
+class UndecidedError(Exception):
+    """Only computer algebra can tell, and the caller did not provide it."""
+
+
+def undecided(kind: str, gold: str, response: str) -> bool:
+    """The `symbolic` argument of a caller that wants to know whether computer algebra is needed."""
+    raise UndecidedError(f"{kind}: {gold} =? {response}")
+
+
+def equal(gold: str, response: str, symbolic: Symbolic = undecided) -> bool:
+    """Whether `response` is the answer `gold`.
+
+    Args:
+        gold: The reference in plain LaTeX.
+        response: The answer to judge in plain LaTeX.
+        symbolic: Decides what exact comparison cannot.
+
+    Raises:
+        UnparsableError: The response is malformed.
+        rational.TooLargeError: It holds a number that is too large to evaluate.
+        UndecidedError: By the default `symbolic`.
+    """
+    if _key(gold) == _key(response):
+        return True
+    gold_nodes = [_parse(gold)]
+    if _THOUSANDS.fullmatch(gold):  # 100,200 is a number, or a list of two
+        gold_nodes.append(_parse(gold.replace(",", ", ")))
+    node = _parse(response)
+    return any(_equal_nodes(gold_node, node, symbolic) for gold_node in gold_nodes)
+
+
+# ---- structure -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """`kind`: atom, list (bare, order free), set, sequence (in brackets, ordered: tuple or interval), matrix, union."""
+
+    kind: str
+    text: str
+    items: tuple[_Node, ...] = ()
+    brackets: str = ""
+    variable: str = ""  # of an interval that was written as an inequality
+
+
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_LIST_SEPARATOR = (
+    r"[,;]|\\text\{,? ?(?:and|or|AND|OR) ?,?\}|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])|\\(?:lor|vee|land)(?![a-zA-Z])"
+)
+_MATRIX = re.compile(r"\\begin\{([pbBvV]?|small)matrix\}(.*)\\end\{\1matrix\}|\\begin\{array\}(?:\{[lcr|]*\})(.*)\\end\{array\}", re.S)
+_NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_\{?\w+\}?)?'*")
+_FUNCTION = re.compile(rf"(?:{_NAME.pattern}|f\^\{{-1\}})\([^()]*\)")
+_LESS = r"<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])"
+
+
+def _key(text: str) -> str:
+    """Texts with the same key are written the same."""
+    return re.sub(r"(?<!\d) | (?!\d)", "", text)
+
+
+def _parse(text: str, depth: int = 0) -> _Node:
+    if depth > MAX_DEPTH:
+        raise UnparsableError("nested too deep")
+    text = _unwrap_text(strip(text))
+    if match := _MATRIX.fullmatch(text):
+        body = match.group(2) if match.group(3) is None else match.group(3)
+        rows = [row for _, row in split(body, r"\\\\") if row.strip()]
+        items = tuple(
+            _Node("sequence", row, tuple(_parse(cell, depth + 1) for _, cell in split(row, "&"))) for row in rows
+        )
+        return _Node("matrix", text, items, "determinant" if match.group(1) in ("v", "V") else "")
+    if len(parts := _list_parts(text)) > 1:
+        items = tuple(item for part in parts for item in _flat(_parse(part, depth + 1)))
+        return _Node("list", text, items)
+    if len(parts := [part for _, part in split(text, r"\\cup(?![a-zA-Z])")]) > 1:
+        return _Node("union", text, tuple(_parse(part, depth + 1) for part in parts))
+    if text == "\\mathbb{R}":
+        return _Node("sequence", text, (_Node("atom", "-\\infty"), _Node("atom", "\\infty")), "()")
+    opening = 2 if text.startswith("\\{") else 1 if text[:1] in ("(", "[") else 0
+    if opening and closing(text, opening - 1) == len(text) - 1:
+        end = len(text) - (2 if text.endswith("\\}") else 1)
+        inner = text[opening:end]
+        parts = [part for _, part in split(inner, "[,;]")]
+        if opening == 2 and "|" not in inner:
+            return _Node("set", text, tuple(_parse(part, depth + 1) for part in parts if part.strip()))
+        if opening == 1 and len(parts) > 1:
+            return _Node("sequence", text, tuple(_parse(part, depth + 1) for part in parts), text[0] + text[-1])
+        if text[0] == "(" and text[-1] == ")":
+            return _parse(inner, depth + 1)
+    if re.search(r"\\[pm]{2}(?![a-zA-Z])", text):
+        signs = [("+", "-"), ("-", "+")]
+        both = (re.sub(r"\\(pm|mp)(?![a-zA-Z])", lambda m, s=s: s[m[1] == "mp"], text) for s in signs)  # type: ignore[misc]
+        return _Node("list", text, tuple(_Node("atom", part) for part in both))
+    return _interval(text, depth) or _Node("atom", text)
+
+
+def _unwrap_text(text: str) -> str:
+    match = re.fullmatch(r"\\text\{([^{}]*)\}", text)
+    return match.group(1).strip() if match else text
+
+
+def _list_parts(text: str) -> list[str]:
+    if _THOUSANDS.fullmatch(text):
+        return [text]
+    if ", " in text or ";" in text:  # 1,000, 2,000
+        text = re.sub(rf"(?<![\d,.]){_THOUSANDS.pattern}(?![\d,])", lambda m: m.group().replace(",", ""), text)
+    parts = [part.strip() for _, part in split(text, _LIST_SEPARATOR)]
+    return [part for part in parts if part]
+
+
+def _flat(node: _Node) -> tuple[_Node, ...]:
+    return node.items if node.kind == "list" else (node,)
+
+
+def _interval(text: str, depth: int) -> _Node | None:
+    r"""`2\le x<5` as `[2,5)`, `x>3` as `(3,\infty)`, `x\in[2,5)` as `[2,5)`."""
+    member = [part for _, part in split(text, r"\\in(?![a-zA-Z])")]
+    if len(member) == 2 and _NAME.fullmatch(member[0]):
+        return dataclasses.replace(_parse(member[1], depth + 1), variable=member[0].strip())
+    parts = split(text, _LESS)
+    if len(parts) not in (2, 3) or not all(side.strip() for _, side in parts):
+        return None
+    operators = [operator for operator, _ in parts[1:]]
+    sides = [side.strip() for _, side in parts]
+    if operators[0] in (">", "\\ge"):
+        sides = sides[::-1]
+        operators = [{">": "<", "\\ge": "\\le"}.get(operator, "mixed") for operator in operators[::-1]]
+    if not {"<", "\\le"}.issuperset(operators):
+        return None
+    if len(sides) == 2:
+        if _NAME.fullmatch(sides[0]):
+            sides, operators = ["-\\infty", *sides], ["<", *operators]
+        else:
+            sides, operators = [*sides, "\\infty"], [*operators, "<"]
+    if not _NAME.fullmatch(sides[1]):
+        return None
+    brackets = ("(" if operators[0] == "<" else "[") + (")" if operators[1] == "<" else "]")
+    items = (_parse(sides[0], depth + 1), _parse(sides[2], depth + 1))
+    return _Node("sequence", text, items, brackets, sides[1])
+
+
+def _equal_nodes(gold: _Node, response: _Node, symbolic: Symbolic) -> bool:
+    kinds = (gold.kind, response.kind)
+    if gold.variable and response.variable and gold.variable != response.variable:
+        return False
+    if kinds == ("atom", "atom"):
+        return _equal_atoms(gold.text, response.text, symbolic)
+    if _key(gold.text) == _key(response.text):
+        return True
+    if kinds[0] == kinds[1] and gold.kind in ("sequence", "matrix"):
+        return gold.brackets == response.brackets and _equal_items(gold.items, response.items, symbolic)
+    if set(kinds) == {"list", "sequence"}:  # a pair may go without its parentheses, an interval may not
+        brackets = gold.brackets + response.brackets
+        infinite = any("\\infty" in item.text for item in (*gold.items, *response.items))
+        return brackets == "()" and not infinite and _equal_items(gold.items, response.items, symbolic)
+    if {"list", "set", "union"}.issuperset(kinds):
+        if kinds == ("set", "set"):
+            return all(
+                any(_equal_nodes(*pair(item, other), symbolic) for other in others)
+                for items, others, pair in (
+                    (gold.items, response.items, lambda a, b: (a, b)),
+                    (response.items, gold.items, lambda a, b: (b, a)),
+                )
+                for item in items
+            )
+        return _match(gold.items, response.items, symbolic)
+    if "set" in kinds and "atom" in kinds and len(gold.items + response.items) == 1:
+        return _equal_nodes((*gold.items, gold)[0], (*response.items, response)[0], symbolic)
+    if "atom" in kinds and {"union", "sequence", "set"}.intersection(kinds) and "list" not in kinds:
+        if re.search(r"\\(setminus|cap|mathbb|cup)(?![a-zA-Z])|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|[<>|]", gold.text + response.text):
+            return _ask(symbolic, "general", gold.text, response.text)
+    return False
+
+
+def _equal_items(gold: Sequence[_Node], response: Sequence[_Node], symbolic: Symbolic) -> bool:
+    return len(gold) == len(response) and all(
+        _equal_nodes(*pair, symbolic) for pair in zip(gold, response, strict=True)
+    )
+
+
+def _match(gold: Sequence[_Node], response: Sequence[_Node], symbolic: Symbolic) -> bool:
+    """Whether each item of `gold` has a partner of its own in `response` and none is left over."""
+    if len(gold) != len(response) or len(gold) > MAX_ITEMS:
+        return False
+    left = list(response)
+    for item in gold:
+        doubtful = []
+        for other in left:
+            try:
+                if _equal_nodes(item, other, undecided):
+                    left.remove(other)
+                    break
+            except UndecidedError:
+                doubtful.append(other)
+        else:
+            partner = next((other for other in doubtful if _equal_nodes(item, other, symbolic)), None)
+            if partner is None:
+                return False
+            left.remove(partner)
+    return True
+
+
+# ---- equations -----------------------------------------------------------------------------------------------------
+
+
+def _equal_atoms(gold: str, response: str, symbolic: Symbolic) -> bool:
+    if _key(gold) == _key(response):
+        return True
+    golds, responses = _sides(gold), _sides(response)
+    if not all(responses):
+        raise UnparsableError(f"an equation with an empty side: {response}")
+    if len(golds) == 1 and len(responses) == 1:
+        return _equal_values(gold, response, symbolic)
+    if len(golds) == 1:
+        return _all_equal(gold, responses[1:] if _is_label(responses[0]) else responses, symbolic)
+    if not any(_is_label(side) for side in golds):  # 0.56=56\%
+        return any(_all_equal(side, responses, symbolic) for side in golds)
+    named = _NAME.fullmatch(golds[0]) or _FUNCTION.fullmatch(golds[0])
+    if len(responses) == 1:
+        return named is not None and _equal_values(golds[-1], response, symbolic)
+    if named and _same_name(golds[0], responses[0]):
+        return _all_equal(golds[-1], responses[1:], symbolic)
+    if len(golds) == len(responses) == 2:
+        return _ask(symbolic, "equation", gold, response)
+    return False
+
+
+def _sides(text: str) -> list[str]:
+    return [side.strip() for _, side in split(text, r":?=|\\(?:approx|equiv)(?![a-zA-Z])")]
+
+
+def _all_equal(gold: str, sides: Sequence[str], symbolic: Symbolic) -> bool:
+    return all(_equal_values(gold, side, symbolic) for side in sides)
+
+
+def _is_label(side: str) -> bool:
+    r"""Whether the left side of an equation names what is asked for: `x`, `f(x)`, `a+b`, `\sin A`, `\text{Total}`.
+
+    A sum with a constant term, as in `2x-y-18=0`, does not: that is an equation, and 0 is not its answer.
+    """
+    if any(_rational(term) is not None for _, term in split(side, r"[-+]")[0 if side[:1] not in "+-" else 1 :]):
+        return False
+    return re.search(r"[A-Za-z]", re.sub(r"\\(?:frac|d?sqrt|pi|cdot|times|div|binom)(?![a-zA-Z])", "", side)) is not None
+
+
+def _same_name(one: str, other: str) -> bool:
+    functions = [_FUNCTION.fullmatch(text) is not None for text in (one, other)]
+    if any(functions):  # f(x), f and y all name a function
+        return all(functions) or _NAME.fullmatch(other if functions[0] else one) is not None
+    return _key(one) == _key(other)
+
+
+# ---- single values -------------------------------------------------------------------------------------------------
+
+_UNITS = {
+    name: unit
+    for unit, names in {
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "mm": "mm millimeter millimeters",
+        "m": "m meter meters metre metres",
+        "km": "km kilometer kilometers kilometre kilometres",
+        "inch": "in inch inches",
+        "foot": "ft foot feet",
+        "yard": "yd yard yards",
+        "mile": "mi mile miles",
+        "g": "g gram grams",
+        "kg": "kg kilogram kilograms",
+        "pound": "lb lbs pound pounds",
+        "ounce": "oz ounce ounces",
+        "second": "s sec secs second seconds",
+        "minute": "min mins minute minutes",
+        "hour": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
+        "year": "yr yrs year years",
+        "dollar": "dollar dollars usd",
+        "cent": "cent cents",
+        "liter": "l liter liters litre litres",
+        "ml": "ml milliliter milliliters",
+        "mph": "mph",
+        "am": "am a.m a.m.",
+        "pm": "pm p.m p.m.",
+        "degree": "degree degrees deg",
+        "radian": "rad radian radians",
+    }.items()
+    for name in names.split()
+}
+_NO_UNIT = re.compile(r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|for|mod|than|least|most|either|between|to|but)(?![a-z])|n't")
+_UNIT = re.compile(
+    r"(?P<value>.*[\d})!a-z])\s*(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?<=[\d})! ])(?P<plain>[A-Za-z][A-Za-z./' \-]+))"
+    r"(?:\^?\{?(?P<power>\d)\}?)?(?:\\text\{[^\d{}]*\}|/[a-z]+)?)",
+    re.S,
+)
+_DIGITS_ONLY = re.compile(r"[-+*/^!(){}\[\]\d., ]*")
+_BASED = re.compile(r"([0-9A-F]+)_\{?(\d+)\}?")
+_RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
+_CHOICE = re.compile(r"\(?([A-Za-z])\)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Quantity:
+    value: str
+    unit: str = ""
+    power: str = ""
+    percent: bool = False
+
+
+def _quantity(text: str) -> _Quantity:
+    """Takes the unit and the percent sign off a value."""
+    unit = power = ""
+    match = _UNIT.fullmatch(text)
+    if match:
+        name = (match["text"] if match["plain"] is None else match["plain"]).strip()
+        first = re.split(r"[ /]", name.lower())[0]
+        known = first in _UNITS or len(first.rstrip(".")) > 2
+        if known and not _NO_UNIT.search(name) and not has_words(match["value"]):
+            text, unit, power = match["value"].strip(), _UNITS.get(name.lower(), ""), match["power"] or ""
+            if re.match(r"(?i)sq(?:uare|\.)", name):
+                unit, power = _UNITS.get(name.lower().split()[-1], ""), "2"
+    percent = text.endswith("%")
+    return _Quantity(text.rstrip("%").rstrip() if percent else text, unit, power, percent)
+
+
+def has_words(text: str) -> bool:
+    r"""Whether an answer is text: it holds `\text{...}` or a word, rather than a product such as `abc`."""
+    if "\\text{" in text:
+        return True
+    for word in re.findall(r"[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", " ", text)):
+        if not (set("abcd").issuperset(word) or not set("aeiou").intersection(word.lower())):
+            return True
+    return False
+
+
+def _equal_values(gold: str, response: str, symbolic: Symbolic) -> bool:
+    if _key(gold) == _key(response):
+        return True
+    one, other = _quantity(gold), _quantity(response)
+    if one.unit and other.unit and one.unit != other.unit:
+        return False
+    if one.power and other.power and one.power != other.power:
+        return False
+    if other.percent and not one.percent and _hundredth(one.value, other.value):
+        return True
+    return _equal_numbers(one.value, other.value, symbolic)
+
+
+def _hundredth(gold: str, percentage: str) -> bool:
+    """50% answers 1/2. It does not answer 50 hundredths of an integer: 2800% is no way to write 28."""
+    try:
+        value = evaluate(gold)
+        return value.denominator != 1 and value == evaluate(percentage) / 100
+    except NotRationalError:
+        return False
+
+
+def _equal_numbers(gold: str, response: str, symbolic: Symbolic) -> bool:
+    if _key(gold) == _key(response):
+        return True
+    if not response:
+        raise UnparsableError("nothing but a unit")
+    gold_value, response_value = _rational(gold), _rational(response)
+    if gold_value is not None and response_value is not None:
+        return gold_value == response_value
+    special = _equal_notations(gold, response, gold_value, response_value)
+    if special is not None:
+        return special
+    if response_value is None and gold_value is not None and has_words(response):
+        response_value = _only_number(response)
+        return response_value == gold_value
+    if has_words(gold) or has_words(response) or (_CHOICE.fullmatch(gold) and _CHOICE.fullmatch(response)):
+        return _text(gold) == _text(response)
+    if _DIGITS_ONLY.fullmatch(response) and response_value is None:
+        raise UnparsableError(f"no number: {response[:40]}")
+    return _ask(symbolic, "value", gold, response)
+
+
+def _rational(text: str) -> Fraction | None:
+    try:
+        return evaluate(text)
+    except NotRationalError:
+        return None
+
+
+def _equal_notations(gold: str, response: str, gold_value: Fraction | None, response_value: Fraction | None) -> bool | None:
+    """Number bases, ratios and times; None if it is none of them."""
+    if based := _BASED.fullmatch(gold) or _BASED.fullmatch(response):
+        one, other = _BASED.fullmatch(gold), _BASED.fullmatch(response)
+        if one and other:
+            return one.groups() == other.groups()
+        return based.group(1) == (response if one else gold)
+    ratios = _RATIO.fullmatch(gold), _RATIO.fullmatch(response)
+    if all(ratios):
+        one_parts, other_parts = ([Fraction(part) for part in text.split(":")] for text in (gold, response))
+        return one_parts == other_parts
+    if any(ratios):
+        parts = [Fraction(part) for part in (gold if ratios[0] else response).split(":")]
+        fraction = response_value if ratios[0] else gold_value
+        written = response if ratios[0] else gold
+        return len(parts) == 2 and parts[1] != 0 and "/" in written.replace("\\frac", "/") and parts[0] / parts[1] == fraction
+    return None
+
+
+def _only_number(text: str) -> Fraction | None:
+    """The value of a sentence with exactly one number, such as "Janet has 18 apples left"."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    numbers = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?![\w^/*+=(])", text)
+    rest = re.sub(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", " ", text)
+    if len(numbers) != 1 or _NO_UNIT.search(rest.replace(" to ", " ")) or not re.fullmatch(r"[A-Za-z \-'.,%:]*", rest):
+        return None
+    return _rational(numbers[0].rstrip(","))
+
+
+def _text(text: str) -> str:
+    """Words compare without case, punctuation, spaces and `\text`; single letters keep their case."""
+    plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+    plain = re.sub(r"^(?i:the|an?) ", "", plain.strip())
+    if choice := _CHOICE.fullmatch(plain):
+        return choice.group(1)
+    return re.sub(r"[\s()\"'.,\-]", "", plain).casefold()
+
+
+def _ask(symbolic: Symbolic, kind: str, gold: str, response: str) -> bool:
+    for text in (gold, response):
+        if len(text) > MAX_SYMBOLIC or not _balanced(text) or re.search(r"\d \d|[%&#@?\"]|\ufffd", text):
+            if text is response:
+                raise UnparsableError(f"no expression: {response[:40]}")
+            return False
+    return symbolic(kind, gold, response)
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for character in re.sub(r"\\[{}]", "", text):
+        depth += (character == "{") - (character == "}")
+        if depth < 0 or depth > MAX_DEPTH:
+            return False
+    return depth == 0

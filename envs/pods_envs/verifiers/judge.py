@@ -1,0 +1,158 @@
+"""`verify`: extract, clean, compare exactly, and only then ask computer algebra."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+from pods_envs.base import Verdict
+from pods_envs.verifiers.comparison import Symbolic, UndecidedError, UnparsableError, equal, undecided
+from pods_envs.verifiers.extraction import extract, last_box
+from pods_envs.verifiers.latex import clean
+from pods_envs.verifiers.pool import Budget, SymbolicError, shared_pool
+from pods_envs.verifiers.rational import MAX_LENGTH, TooLargeError
+
+TIME_LIMIT = 2.0  # seconds of computer algebra for one response
+DATASETS = ("gsm8k", "math", "math500")
+
+
+def verify(
+    response: str,
+    gold: str,
+    dataset: str = "math",
+    answer_format: str = "auto",
+    *,
+    time_limit: float = TIME_LIMIT,
+) -> Verdict:
+    r"""Judges the final answer of a response. docs/verification.md has the conventions.
+
+    Args:
+        response: The model's text; any string.
+        gold: The reference answer, or a whole solution that ends in `#### answer` or holds `\boxed{answer}`.
+        dataset: `math`, `math500` or `gsm8k`. With `gsm8k` and `auto`, the single number of a finished last sentence
+            counts as an answer if nothing better is there.
+        answer_format: `auto`, `boxed`, `hash` or `xml`; see extraction.extract.
+        time_limit: Seconds of computer algebra; only answers that exact comparison leaves open need any.
+
+    Returns:
+        The verdict with `reward` 1.0 or 0.0. It never raises for what the strings hold.
+
+    Raises:
+        ValueError: An unknown dataset or answer format.
+    """
+    verdict = _exact(response, gold, dataset, answer_format)
+    return verdict if isinstance(verdict, Verdict) else verdict(time_limit)
+
+
+def verify_many(
+    responses: Sequence[str],
+    golds: Sequence[str],
+    dataset: str = "math",
+    answer_format: str = "auto",
+    *,
+    time_limit: float = TIME_LIMIT,
+) -> list[Verdict]:
+    """`verify` for each pair, in order; what needs computer algebra runs on all workers at once.
+
+    Raises:
+        ValueError: Lengths that differ, an unknown dataset or answer format.
+    """
+    if len(responses) != len(golds):
+        raise ValueError(f"{len(responses)} responses and {len(golds)} golds: there must be one gold a response")
+    verdicts = [_exact(*pair, dataset, answer_format) for pair in zip(responses, golds, strict=True)]
+    if all(isinstance(verdict, Verdict) for verdict in verdicts):
+        return verdicts  # type: ignore[return-value]
+    threads = shared_pool().threads
+    waiting = [v if isinstance(v, Verdict) else threads.submit(v, time_limit) for v in verdicts]
+    return [verdict if isinstance(verdict, Verdict) else verdict.result() for verdict in waiting]
+
+
+async def verify_async(
+    response: str,
+    gold: str,
+    dataset: str = "math",
+    answer_format: str = "auto",
+    *,
+    time_limit: float = TIME_LIMIT,
+) -> Verdict:
+    """`verify` for an event loop, which computer algebra does not block."""
+    verdict = _exact(response, gold, dataset, answer_format)
+    if isinstance(verdict, Verdict):
+        return verdict
+    return await asyncio.get_running_loop().run_in_executor(shared_pool().threads, verdict, time_limit)
+
+
+def _exact(
+    response: str, gold: str, dataset: str, answer_format: str
+) -> Verdict | Callable[[float], Verdict]:
+    """The verdict, or where exact comparison cannot tell, a function of the time limit that finds it."""
+    if dataset not in DATASETS:
+        raise ValueError(f"dataset={dataset!r} is not one of {', '.join(DATASETS)}; 'math' suits other sources too")
+    start = time.perf_counter()
+    extraction = extract(response, answer_format, last_number=dataset == "gsm8k")
+    verdict = functools.partial(
+        _verdict, start=start, extracted=extraction.text, format_ok=extraction.format_ok
+    )
+    if extraction.text is None:
+        return verdict(False, "no_answer")
+    try:
+        reference = _reference(gold)
+        if not reference:
+            return verdict(False, "no_reference")
+        return verdict(*_compare(reference, extraction.text, undecided))
+    except UndecidedError:
+        return functools.partial(_symbolic, reference, extraction.text, verdict)
+    except Exception:  # a bug of ours must cost a reward, not a run
+        return verdict(False, "error")
+
+
+def _symbolic(reference: str, answer: str, verdict: Callable[[bool, str], Verdict], time_limit: float) -> Verdict:
+    budget = Budget(time_limit)
+
+    def ask(kind: str, gold: str, response: str) -> bool:
+        return shared_pool().ask(kind, gold, response, budget)
+
+    try:
+        correct, method = _compare(reference, answer, ask)
+        return verdict(correct, "symbolic" if method == "exact" else method)
+    except SymbolicError as error:
+        return verdict(False, error.method)
+    except Exception:  # as above
+        return verdict(False, "error")
+
+
+def _compare(reference: str, answer: str, symbolic: Symbolic) -> tuple[bool, str]:
+    if len(answer) > MAX_LENGTH:
+        correct = answer.strip() == reference
+        return correct, "exact" if correct else "too_large" if answer.strip().isdecimal() else "unparsable"
+    cleaned = clean(answer)
+    if not cleaned:
+        return False, "no_answer"
+    try:
+        return equal(_clean_reference(reference), cleaned, symbolic), "exact"
+    except TooLargeError:
+        return False, "too_large"
+    except (UnparsableError, RecursionError):
+        return False, "unparsable"
+
+
+_clean_reference = functools.lru_cache(maxsize=4096)(clean)  # a prompt's rollouts share one
+
+
+@functools.lru_cache(maxsize=4096)
+def _reference(gold: str) -> str:
+    """The answer of a reference that may be a whole solution."""
+    box = last_box(gold)
+    if box is not None and box[1] is not None:
+        gold = box[1]
+    elif "####" in gold:
+        gold = gold.rsplit("####", 1)[1]
+    return gold.strip()
+
+
+def _verdict(
+    correct: bool, method: str, *, start: float, extracted: str | None, format_ok: bool
+) -> Verdict:
+    return Verdict(float(correct), correct, extracted, method, time.perf_counter() - start, format_ok)

@@ -1,0 +1,202 @@
+r"""An answer as people and models write it -> one plain form of LaTeX, and the splitting of that form.
+
+The plain form has no `\left`, no spacing commands, `\frac{a}{b}` for every fraction, `\text{...}` for every text
+command, ASCII digits and operators, and no white space except between two digits (`1 1/4`) or within `\text{...}`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+_UNICODE = str.maketrans(
+    {
+        **dict.fromkeys("−–—﹣－", "-"),
+        **dict.fromkeys("×✕", r"\times "),
+        **dict.fromkeys("·⋅∙", r"\cdot "),
+        **dict.fromkeys("∕⁄", "/"),
+        **dict.fromkeys("“”„", '"'),
+        **dict.fromkeys("‘’", "'"),
+        "÷": r"\div ",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "±": r"\pm ",
+        "≤": r"\le ",
+        "⩽": r"\le ",
+        "≥": r"\ge ",
+        "⩾": r"\ge ",
+        "≠": r"\neq ",
+        "≈": r"\approx ",
+        "∈": r"\in ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∅": r"\emptyset ",
+        "ℝ": r"\mathbb{R}",
+        "θ": r"\theta ",
+        "α": r"\alpha ",
+        "β": r"\beta ",
+        "λ": r"\lambda ",
+        "…": r"\ldots ",
+        "°": r"^\circ ",
+        "√": r"\sqrt ",
+        "∛": r"\sqrt[3]",
+        "％": r"\%",
+        "﷼": "",
+        "⟨": "(",
+        "⟩": ")",
+    }
+)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_SPECIAL_TOKEN = re.compile(r"</?(?:s|eos|bos|pad|\|[\w ]{1,40}\|)>|<(?:start|end)_of_turn>")
+
+_TEXT_COMMANDS = "text|mbox|hbox|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathit|mathsf|rm|bf|it"
+_NEWLINE = "\x1e"  # stands for `\\`, so that no rule takes its second half for the start of a command
+_END = r"(?![a-zA-Z])"  # of a command
+_RULES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\\\(?:\[[\w. ]*\])?", _NEWLINE),
+        (r"\*\*|`", ""),
+        (r"\\(?:left|right)\s*\.", ""),
+        (rf"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits|boldsymbol|ensuremath){_END}", ""),
+        (r"\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}", ""),
+        # thousands written in TeX: 10,\!000  10{,}000  10\,000
+        (r"(?<=\d)(?:, ?\\! ?|\{,\}|\\[,;:] ?)(?=\d{3}(?!\d))", ""),
+        (r"\\!", ""),
+        (rf"\\[,;: ]|\\(?:q?quad|enspace|thinspace){_END}|~|\\[()\[\]]|(?<!\\)\$", " "),
+        (rf"\\textdollar{_END}|\\\$|[€£¥]", ""),
+        (rf"\\[dtc]frac{_END}", r"\\frac"),
+        (rf"\\[dt]binom{_END}", r"\\binom"),
+        (rf"\\(?:leqslant|leqq|leq){_END}|<=", r"\\le "),
+        (rf"\\(?:geqslant|geqq|geq){_END}|>=", r"\\ge "),
+        (rf"\\lt{_END}|&lt;", "<"),
+        (rf"\\gt{_END}|&gt;", ">"),
+        (rf"\\ne{_END}|!=", r"\\neq "),
+        (rf"\\(?:cdots|dots[cbmio]?){_END}|\.\.\.+", r"\\ldots "),
+        (rf"\\varnothing{_END}", r"\\emptyset "),
+        (rf"\\lbrace{_END}", r"\\{"),
+        (rf"\\rbrace{_END}", r"\\}"),
+        (rf"\\langle{_END}", "("),
+        (rf"\\rangle{_END}", ")"),
+        (rf"\\[lr]?vert{_END}", "|"),
+        (rf"\\(?:mathbb|Bbb|mathbf) ?\{{?R\}}?{_END}", r"\\mathbb{R}"),
+        (r"\^ ?\{? ?\\(?:circ|degree) ?\}?|\\degree(?![a-zA-Z])", ""),
+        (r"\\(?:mathrm|rm|text) ?\{ ?([eid]) ?\}|\\mathbf ?\{ ?([a-z]) ?\}", r" \1\2 "),
+        (r"\\operatorname\*? ?\{ ?([a-zA-Z]+) ?\}", r"\\\1 "),
+        (rf"\\(?:{_TEXT_COMMANDS}){_END}", r"\\text"),
+        (r"\^ ?\{ ?\\prime ?\}", "'"),
+        (r"\\%|(?i:\bper ?cent\b)|\\text ?\{ ?per ?cent ?\}", "%"),
+        (rf"\+ ?\\infty{_END}", r"\\infty"),
+        (r"\\text ?\{ ?([^{}]*?) ?\}", r"\\text{\1}"),
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        # every argument gets its braces: \frac12  \frac1{2}  \sqrt2  \sqrt[3]2
+        (r"\\frac ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac{\1}"),
+        (r"\\frac ?(\{[^{}]*\}) ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac\1{\2}"),
+        (r"\\sqrt ?(\[[^\[\]]*\])? ?(?:\(?(\d+)\)?|([A-Za-z])|(\\[A-Za-z]+))", r"\\sqrt\1{\2\3\4}"),
+        (r"(?<![A-Za-z\\])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"_(\w) (?=\w)", r"_{\1}"),
+        (r"(\\[A-Za-z]+) +(?=\d)", r"\1"),
+    )
+)
+
+
+def clean(text: str) -> str:
+    """The plain form of an answer (see the module docstring)."""
+    text = plain_characters(text)
+    text = re.sub("[²³¹⁰⁴-⁹⁺⁻ⁿ]+", lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
+    text = re.sub("[₀-₉]+", lambda match: "_{" + match.group().translate(_SUBSCRIPTS) + "}", text)
+    text = re.sub(r"(?<=\d)(?=[½⅓⅔¼¾⅕⅛⅜⅝⅞])", " ", text)
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
+    text = " ".join(text.split())
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return strip(_tight(text).replace(_NEWLINE, r"\\"))
+
+
+def strip(text: str) -> str:
+    """Without the full stop, quotes, braces and empty lines around an answer."""
+    previous = None
+    while previous != text:
+        previous = text
+        text = text.strip()
+        text = re.sub(r"(?:(?<!\\)[.,;:]|\\\\)+$", "", text)
+        if len(text) > 1 and text[0] in "\"'" and text[-1] in "\"'":
+            text = text[1:-1]
+        if text.startswith("{") and closing(text, 0) == len(text) - 1:
+            text = text[1:-1]
+    return text
+
+
+def plain_characters(text: str) -> str:
+    """Without control, format (zero-width) and special-token characters; lone surrogates become U+FFFD."""
+    text = _SPECIAL_TOKEN.sub(" ", text)
+    if text.isascii() and text.isprintable():
+        return text
+    kept = []
+    for character in text:
+        category = unicodedata.category(character)
+        if category == "Cs":
+            kept.append("\ufffd")
+        elif category == "Zs" or character in "\n\t\r":
+            kept.append(" ")
+        elif category not in ("Cc", "Cf"):
+            kept.append(character)
+    return "".join(kept)
+
+
+def _tight(text: str) -> str:
+    r"""Drops white space, but not in `\text{...}`, between two digits, or before a word or a letter that needs it."""
+    parts = re.split(r"(\\text\{[^{}]*\})", text)
+    for index, part in enumerate(parts):
+        if index % 2 == 0:
+            part = re.sub(r" +(?![A-Za-z\d ])|(?<![A-Za-z\d ]) +| +(?= )", "", part)
+            parts[index] = re.sub(r"(?<=\d) (?=[A-Za-z](?![A-Za-z]))", "", part)
+        else:
+            parts[index] = " ".join(part.split())
+    return "".join(parts)
+
+
+def closing(text: str, start: int) -> int:
+    r"""Index of the bracket that closes the one at `start`; -1 if none does. `[2,5)` counts: any kind closes any."""
+    depth = 0
+    for match in re.compile(r"\\[^{}]|\\?[()\[\]{}]").finditer(text, start):
+        token = match.group()[-1]
+        if token in "([{":
+            depth += 1
+        elif token in ")]}":
+            depth -= 1
+            if depth == 0:
+                return match.end() - 1
+    return -1
+
+
+def split(text: str, separators: str) -> list[tuple[str, str]]:
+    r"""Splits outside of all brackets at matches of the pattern `separators`.
+
+    Returns:
+        (separator before, part) pairs; the first separator is empty.
+    """
+    pattern = re.compile(rf"(?P<separator>{separators})|(?P<text>\\text\{{[^{{}}]*\}})|\\begin|\\end|(?P<bracket>\\?[()\[\]{{}}])|\\.", re.S)
+    parts = []
+    depth = start = 0
+    before = ""
+    for match in pattern.finditer(text):
+        if match.group("separator") is not None:
+            if depth == 0:
+                parts.append((before, text[start : match.start()]))
+                before, start = match.group("separator"), match.end()
+        elif match.group("bracket"):
+            depth += 1 if match.group()[-1] in "([{" else -1
+        elif match.group() in ("\\begin", "\\end"):
+            depth += 1 if match.group() == "\\begin" else -1
+    parts.append((before, text[start:]))
+    return parts
+
+
+def words(text: str) -> Iterable[str]:
+    r"""The words of an answer: runs of letters that are no command, at least three long."""
+    return re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", " ", text))

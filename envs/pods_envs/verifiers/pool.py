@@ -1,0 +1,228 @@
+"""A pool of worker processes for computer algebra, shared by the threads of a process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+WORKERS = max(1, min(4, os.cpu_count() or 1))
+MEMORY_MB = 1024
+_STARTUP_SECONDS = 120  # importing sympy on a busy machine
+_GRACE_SECONDS = 0.5  # how much later than its own timer a worker is killed from here
+
+
+class SymbolicError(Exception):
+    """Computer algebra gave no answer; `method` says why: timeout, memory, unparsable or error."""
+
+    def __init__(self, method: str):
+        super().__init__(method)
+        self.method = method
+
+
+class _Worker:
+    """One supervisor process and its pipes (see symbolic_worker.py)."""
+
+    def __init__(self, memory_mb: int):
+        # A plain child process rather than multiprocessing: daemonic processes (AsyncVectorEnv's) may not start
+        # those, and a spawned one would import the user's main script.
+        script = Path(__file__).with_name("symbolic_worker.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(memory_mb), json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._ready = False
+
+    def wait_until_ready(self) -> None:
+        """Returns when the imports are done.
+
+        Raises:
+            SymbolicError: The worker did not start.
+        """
+        if not self._ready and self._reply(_STARTUP_SECONDS) != {"method": "ready"}:
+            self.kill()
+            raise SymbolicError("error")
+        self._ready = True
+
+    def ask(self, kind: str, gold: str, response: str, seconds: float) -> bool:
+        """The reply to one request.
+
+        Raises:
+            SymbolicError: No answer.
+        """
+        assert self.process.stdin is not None
+        while select.select([self.process.stdout], [], [], 0)[0]:  # the last words of a child that was killed idle
+            if not self._reply(0):
+                raise SymbolicError("error")
+        request = {"kind": kind, "gold": gold, "response": response, "seconds": seconds}
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise SymbolicError("error") from error
+        reply = self._reply(seconds + _GRACE_SECONDS)
+        if reply.get("method") != "symbolic":
+            raise SymbolicError(str(reply.get("method", "error")))
+        return bool(reply["equal"])
+
+    def _reply(self, seconds: float) -> dict[str, object]:
+        """The next line of the worker; kills it if none comes in time. Empty if it has ended."""
+        assert self.process.stdout is not None
+        descriptor = self.process.stdout.fileno()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        line = b""
+        while not line.endswith(b"\n"):
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                self.kill()
+                return {"method": "timeout"}
+            received = os.read(descriptor, 4096)
+            if not received:
+                return {}
+            line += received
+        reply: dict[str, object] = json.loads(line)
+        return reply
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self.drop()
+
+    def drop(self) -> None:
+        """Closes our ends of the pipes; without them the worker ends by itself."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class Pool:
+    """At most `workers` processes, started when they are needed and replaced when they have been killed."""
+
+    def __init__(self, workers: int = WORKERS, memory_mb: int = MEMORY_MB):
+        self.memory_mb = memory_mb
+        self.workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(workers)
+        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="pods-verify")
+
+    def ask(self, kind: str, gold: str, response: str, budget: Budget) -> bool:
+        """Asks a free worker, waiting for one if all are busy. The waiting does not count against the budget.
+
+        Raises:
+            SymbolicError: No answer within the budget.
+        """
+        with self._free:
+            worker = self._take()
+            try:
+                worker.wait_until_ready()
+                with budget as seconds:
+                    return worker.ask(kind, gold, response, seconds)
+            finally:
+                self._give_back(worker)
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+                self._discard(worker)
+            worker = _Worker(self.memory_mb)
+            self.workers.append(worker)
+            return worker
+
+    def _give_back(self, worker: _Worker) -> None:
+        with self._lock:
+            if worker.alive:
+                self._idle.append(worker)
+            else:
+                self._discard(worker)
+
+    def _discard(self, worker: _Worker) -> None:
+        worker.drop()
+        if worker in self.workers:
+            self.workers.remove(worker)
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for worker in self.workers:
+                worker.close()
+            self.workers.clear()
+            self._idle.clear()
+
+
+class Budget:
+    """Wall-clock time that one verification may spend in workers, over all its questions."""
+
+    def __init__(self, seconds: float):
+        self.left = seconds
+
+    def __enter__(self) -> float:
+        if self.left <= 0:
+            raise SymbolicError("timeout")
+        self._start = time.monotonic()
+        return self.left
+
+    def __exit__(self, *_: object) -> None:
+        self.left -= time.monotonic() - self._start
+
+
+_pool: Pool | None = None
+_pool_lock = threading.Lock()
+
+
+def shared_pool() -> Pool:
+    """The pool of this process, made on first use and closed at exit."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = Pool()
+        return _pool
+
+
+def close_pool() -> None:
+    """Ends the workers of this process. The next verification that needs one starts new ones."""
+    global _pool
+    with _pool_lock:
+        if _pool is not None:
+            _pool.close()
+            _pool = None
+
+
+def _after_fork_in_child() -> None:
+    """A forked child must not talk through its parent's pipes, nor keep them open."""
+    global _pool, _pool_lock
+    _pool_lock = threading.Lock()
+    pool, _pool = _pool, None
+    for worker in pool.workers if pool is not None else ():
+        worker.process.returncode = 0  # it is our parent's child: nothing to wait for
+        worker.drop()
+
+
+atexit.register(close_pool)
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
