@@ -333,6 +333,10 @@ class HFServer:
     def _moved(self) -> None:
         self._progress = time.monotonic()
 
+    async def heartbeat(self) -> float:
+        """How far the server is, as a number that grows with every token and weight: for the watchdog."""
+        return self._progress
+
     # ---- weights -------------------------------------------------------------------------------------------
 
     async def begin_weight_sync(self, global_steps: int | None = None) -> None:
@@ -358,7 +362,7 @@ class HFServer:
             target = self.weights.get(name)
             if target is None:
                 raise RuntimeError(
-                    f"weight sync: {name!r} of the trainer is not in the rollout's {type(self.model).__name__}."
+                    f"weight sync: {name!r} of the trainer is not in the {type(self.model).__name__} here."
                 )
             if target.shape != tensor.shape:
                 raise RuntimeError(
@@ -538,7 +542,7 @@ class HFServerAdapter(BaseRollout):
         """
         if wire_format != "named_tensors":
             raise NotImplementedError(
-                f"the hf rollout takes full weights, not {wire_format!r}; set checkpoint_engine.backend=naive."
+                f"the hf rollout takes full weights, not {wire_format!r}: set checkpoint_engine.backend=naive"
             )
         if peft_config is not None:
             raise NotImplementedError(_LORA_MESSAGE)
@@ -576,7 +580,10 @@ class HFServerAdapter(BaseRollout):
             raise RuntimeError(f"weight sync: rollout server {name} is gone: {_first_line(error)}") from error
 
 
-_LORA_MESSAGE = "the hf rollout has no LoRA adapters; set actor_rollout_ref.model.lora.merge=True, which sends merged weights."
+_LORA_MESSAGE = (
+    "the hf rollout has no LoRA adapters; set actor_rollout_ref.model.lora.merge=True, so that verl sends "
+    "the merged weights."
+)
 
 
 def _first_line(error: BaseException) -> str:

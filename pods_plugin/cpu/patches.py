@@ -31,6 +31,7 @@ def install() -> None:
         "verl.workers.rollout.base": patch_rollout_registry,
         "verl.workers.rollout.replica": register_replica,
         "verl.workers.engine.fsdp.transformer_impl": patch_fsdp_build,
+        "verl.trainer.ppo.v1": embed_trainers,
     }
     for name, hook in hooks.items():
         wrapt.register_post_import_hook(hook, name)
@@ -101,6 +102,13 @@ def register_replica(module: ModuleType) -> None:
         return HFReplica
 
     module.RolloutReplicaRegistry.register(ROLLOUT_NAME, load)
+
+
+def embed_trainers(module: ModuleType) -> None:
+    """Put EmbeddedTrainerMixin over verl's V1 trainers, see trainers.py."""
+    from pods_plugin.cpu.trainers import install_trainers
+
+    install_trainers()
 
 
 def patch_fsdp_build(module: ModuleType) -> None:

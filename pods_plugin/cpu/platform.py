@@ -131,7 +131,7 @@ class PlatformCPU(PlatformBase):
         """No device profiler."""
 
     def ray_resource_name(self) -> str:
-        """`GPU`: verl's resource pools count nothing else, so a run declares fake ones, `ray.init(num_gpus=N)`."""
+        """`GPU`: verl's pools count nothing else, so a run declares fake ones, `ray.init(num_gpus=N)`."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

@@ -23,12 +23,12 @@ ENVIRONMENT: dict[str, str] = {
 
 
 def timeout_s() -> float:
-    """Seconds that a wait may take before it ends the run with a message: `PODS_CPU_TIMEOUT_S`, default 600."""
+    """Seconds that a wait may take before the run ends with a message: `PODS_CPU_TIMEOUT_S`, default 600."""
     return _positive("PODS_CPU_TIMEOUT_S", 600.0)
 
 
 def cpu_threads() -> int:
-    """Threads for torch in a process that has the machine to itself: `PODS_CPU_THREADS`, default every core."""
+    """Threads for torch in a process that has the machine to itself: `PODS_CPU_THREADS`, default all."""
     try:
         cores = len(os.sched_getaffinity(0))  # respects taskset and containers, where cpu_count() does not
     except AttributeError:  # not on macOS
