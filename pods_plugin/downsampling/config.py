@@ -1,4 +1,4 @@
-"""DownsampleConfig: `algorithm.downsample` and `algorithm.downsample_kwargs`, checked, with m resolved to a count."""
+"""DownsampleConfig: `algorithm.downsample` and its `downsample_kwargs`, checked, with m made a count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class DownsampleConfig:
         generated: n, rollouts generated for each prompt.
         keep: m, rollouts kept of each prompt, 1 <= m <= n.
         metric: What the rule compares: `reward`, or a key of the reward function's extra info.
-        advantage_stats: The rollouts whose mean and deviation make the advantages: `kept` (PODS) or the whole `group`.
+        advantage_stats: The rollouts whose mean and deviation make the advantages: `kept` (PODS) or the whole
+            `group`.
         drop_zero_variance: Keep nothing of a group whose rewards are all equal.
         seed: Decides ties, together with the step and the group.
     """
@@ -51,8 +52,8 @@ class DownsampleConfig:
 
         Args:
             downsample: `algorithm.downsample`: None is off, otherwise a rule.
-            kwargs: `algorithm.downsample_kwargs`; `keep` is an int (rollouts) or a float f in (0, 1] (round(f * n)
-                rollouts, halves to even; 1.0 is all of them, while the int 1 is one rollout).
+            kwargs: `algorithm.downsample_kwargs`; `keep` is an int (rollouts) or a float in (0, 1], a
+                fraction f of n (round(f * n) rollouts; 1.0 is all of them, while the int 1 is one rollout).
             rollout_n: `actor_rollout_ref.rollout.n`.
 
         Returns:
@@ -68,7 +69,9 @@ class DownsampleConfig:
         if kwargs is None:
             kwargs = {}
         if not isinstance(kwargs, Mapping):
-            raise DownsampleError(f"{_KWARGS_KEY}={brief(kwargs)}; expected a mapping: write {_KWARGS_KEY}.keep=16")
+            raise DownsampleError(
+                f"{_KWARGS_KEY}={brief(kwargs)}; expected a mapping: write {_KWARGS_KEY}.keep=16"
+            )
         known = [field.name for field in fields(cls) if field.name not in ("rule", "generated")]
         for key in kwargs:
             if key not in known:
@@ -93,18 +96,22 @@ def _read_rule(value: object) -> str:
             f"write {_RULE_KEY}=max_variance, or {_RULE_KEY}=null for none"
         )
     if value.lower() in ("none", "null", "off", "false", "no") and value not in rule_names():
-        raise DownsampleError(f"{_RULE_KEY}={value!r} is no rule; to switch down-sampling off write {_RULE_KEY}=null")
+        raise DownsampleError(
+            f"{_RULE_KEY}={value!r} is no rule; to switch down-sampling off write {_RULE_KEY}=null"
+        )
     try:
         resolve_rule(value)
     except DownsampleError as error:
-        raise DownsampleError(f"{_RULE_KEY}={value}: {error}") from error
+        raise DownsampleError(f"{_RULE_KEY}={brief(value, quote=False)}: {error}") from error
     return value
 
 
 def _read_n(value: object) -> int:
     key = "actor_rollout_ref.rollout.n"
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise DownsampleError(f"{key}={brief(value)}; expected an int, the rollouts of each prompt: write {key}=64")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+        raise DownsampleError(
+            f"{key}={brief(value)}; expected an int, the rollouts of each prompt: write {key}=64"
+        )
     if value == 1:
         raise DownsampleError(
             f"{key}=1 leaves nothing to choose from; expected at least 2: write {key}=64, or {_RULE_KEY}=null"
@@ -130,11 +137,11 @@ def _read_keep(value: object, n: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise DownsampleError(f"{key}={brief(value)}; {expected}")
     if isinstance(value, numbers.Integral):
-        if value > n:
+        if int(value) > n:
             raise DownsampleError(
                 f"{key}={value} is more than actor_rollout_ref.rollout.n={n}; {expected}, or raise rollout.n"
             )
-        if value < 1:
+        if int(value) < 1:
             raise DownsampleError(f"{key}={value}; {expected}")
         return int(value)
     fraction = float(value)
@@ -149,8 +156,8 @@ def _read_keep(value: object, n: int) -> int:
 def _read_metric(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DownsampleError(
-            f"{_KWARGS_KEY}.metric={brief(value)}; expected a name: write {_KWARGS_KEY}.metric=reward, or a key of the "
-            "reward's extra info"
+            f"{_KWARGS_KEY}.metric={brief(value)}; expected a name: write {_KWARGS_KEY}.metric=reward, "
+            "or a key of the reward's extra info"
         )
     return value
 
@@ -161,7 +168,8 @@ def _read_advantage_stats(value: object) -> AdvantageStats:
             return choice
     key = f"{_KWARGS_KEY}.advantage_stats"
     raise DownsampleError(
-        f"{key}={brief(value)}; expected kept or group: write {key}=kept (PODS), or {key}=group to use all n rewards"
+        f"{key}={brief(value)}; expected kept or group: write {key}=kept (PODS), "
+        f"or {key}=group to use all n rewards"
     )
 
 
@@ -173,6 +181,8 @@ def _read_flag(value: object) -> bool:
 
 
 def _read_seed(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise DownsampleError(f"{_KWARGS_KEY}.seed={brief(value)}; expected an int >= 0: write {_KWARGS_KEY}.seed=0")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 0:
+        raise DownsampleError(
+            f"{_KWARGS_KEY}.seed={brief(value)}; expected an int >= 0: write {_KWARGS_KEY}.seed=0"
+        )
     return int(value)

@@ -18,8 +18,8 @@ def downsample_metrics(
 ) -> dict[str, float | int]:
     """Summarises a step's selection.
 
-    verl's own `critic/score/*` see only what is trained, and max-variance selection pulls them to the middle: to
-    compare with a run without down-sampling, use the `_all` metrics.
+    verl's own `critic/score/*` see only what is trained, and max-variance selection pulls them to the middle:
+    to compare with a run without down-sampling, use the `_all` metrics.
 
     Args:
         rewards: (sessions,) the compared metric of every session.
@@ -29,9 +29,9 @@ def downsample_metrics(
         select_seconds: Seconds that the selection took.
 
     Returns:
-        The metrics, the same keys at every step. Deviations and variances are of the population (divided by the
-        count); `group_variance/*` is the mean over the groups that have rollouts (all, or kept). What has no rollouts
-        to be computed from is 0.0, never nan.
+        The metrics, the same keys at every step. Deviations and variances are of the population (divided by
+        the count); `group_variance/*` is the mean over the groups that have rollouts (all, or kept). What has
+        no rollouts to be computed from is 0.0, never nan.
 
         - `downsample/generated`, `downsample/kept`, `downsample/dropped`: sessions.
         - `downsample/kept_fraction`: kept / generated.
@@ -48,8 +48,8 @@ def downsample_metrics(
     mask = np.asarray(kept, dtype=np.bool_)
     if not reward.shape == length.shape == mask.shape == (reward.size,):
         raise DownsampleError(
-            f"rewards, kept and response_lengths have shapes {reward.shape}, {mask.shape} and {length.shape}; "
-            "expected one value for each session in all three"
+            f"rewards, kept and response_lengths have shapes {reward.shape}, {mask.shape} and {length.shape}"
+            "; expected one value for each session in all three"
         )
     generated, remaining = len(reward), int(np.count_nonzero(mask))
     metrics: dict[str, float | int] = {
@@ -80,12 +80,13 @@ def downsample_metrics(
 
 
 def _mean_group_variance(values: FloatArray, group_of_row: IntArray) -> float:
-    """The mean, over groups that have rows, of the population variance of (rows,) values; 0.0 without rows."""
+    """The mean, over groups that have rows, of the population variance of (rows,) values; 0.0 if none has."""
     if values.size == 0:
         return 0.0
     sizes = np.bincount(group_of_row)
     divisor = np.maximum(sizes, 1)
-    # Twice centred, so that a large offset costs no digits: the second pass removes the rounding of the first mean.
+    # Twice centred, so that a large offset costs no digits: the second pass removes the first mean's
+    # rounding.
     for _ in range(2):
         values = values - (np.bincount(group_of_row, weights=values) / divisor)[group_of_row]
     variances = np.bincount(group_of_row, weights=values * values) / divisor

@@ -1,8 +1,8 @@
 """The selection rules (max_variance, max_reward, random, percentile), the registry, and rules of a user.
 
-A built-in rule sees a `Bucket`, all groups of one size at once, and returns which rollouts each group keeps. A rule of
-a user sees one group. Ties are never broken by position: equal rewards are ordered by noise that is a function of
-(seed, group id, row of the group) alone.
+A built-in rule sees a `Bucket`, all groups of one size at once, and returns which rollouts each group keeps.
+A rule of a user sees one group. Ties are never broken by position: equal rewards are ordered by noise that is
+a function of (seed, group id, row of the group) alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ KeyArray = NDArray[np.uint64]
 UserRule = Callable[[FloatArray, int, np.random.Generator], Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Variances this close (relative) count as equal. Far above what rounding does to a group of some thousand rollouts,
-# far below any difference that matters.
+# Variances this close (relative) count as equal. Far above what rounding does to a group of some thousand
+# rollouts, far below any difference that matters.
 _EQUAL_VARIANCE = 1e-11
 
 _GAMMA = 0x9E3779B97F4A7C15  # the increment of splitmix64
@@ -35,7 +35,7 @@ _MAGNITUDE = 0x7FFFFFFF00000000  # the upper word of a double without its sign
 
 
 class DownsampleError(ValueError):
-    """Something given to down-sampling cannot be used. The message is one line: given, expected, what to write."""
+    """Something given to down-sampling cannot be used; one line with what was given and what to write."""
 
 
 def mix(x: KeyArray) -> KeyArray:
@@ -73,12 +73,13 @@ class Bucket:
     ids: NDArray[Any]
     keys: KeyArray
 
-    def noise(self) -> NDArray[np.uint32] | KeyArray:
-        """Returns (groups, n) uint32 (uint64 if n > 4096) of uniform noise, different for all rows of a group.
+    def noise(self) -> NDArray[Any]:
+        """Returns (groups, n) uint32 (uint64 if n > 4096) of noise, different for all rows of a group.
 
-        The noise is counter-based: group by group the splitmix64 stream that starts at the group's key, so that no
-        group depends on another. The lowest bits of a value are its row, which makes the values different; the row
-        decides an order only where all other bits are equal, one pair in 2^20 at n = 4096.
+        The noise is counter-based: group by group the splitmix64 stream that starts at the group's key, so
+        that no group depends on another. The three top bits are 0, left to `_keep_ends`. The lowest bits are
+        the row, which makes the values different; it decides an order only where all other bits are equal,
+        which happens to one pair of rows in 2^23 at n = 64, in 2^17 at n = 4096.
         """
         n = self.rewards.shape[1]
         dtype = np.dtype(np.uint32 if n <= _SHORT_GROUP else np.uint64)
@@ -86,11 +87,12 @@ class Bucket:
         words = -(-n // per_word)
         row_mask = (1 << (n - 1).bit_length()) - 1
         rows = np.arange(words * per_word, dtype=dtype) & dtype.type(row_mask)
-        masks = np.full(per_word, ~dtype.type(row_mask))
-        noise = mix(self.keys[:, None] + np.arange(1, words + 1, dtype=np.uint64) * np.uint64(_GAMMA))
-        noise &= masks.view(np.uint64)
-        noise |= rows.view(np.uint64)
-        return noise.view(dtype)[:, :n]
+        mask = np.full(per_word, (1 << _noise_bits(dtype)) - 1 - row_mask, dtype=dtype).view(np.uint64)
+        # Words in rows, groups in columns: numpy is fast along the long axis.
+        noise = mix(self.keys + np.arange(1, words + 1, dtype=np.uint64)[:, None] * np.uint64(_GAMMA))
+        noise &= mask
+        noise |= rows.view(np.uint64)[:, None]
+        return noise.T.copy().view(dtype)[:, :n]
 
     def draw(self, choices: IntArray) -> IntArray:
         """Returns (groups,) int64, for each group a uniform number in 0 .. choices - 1."""
@@ -101,11 +103,16 @@ class Bucket:
 BatchedRule = Callable[[Bucket, int], BoolArray]
 
 
+def _noise_bits(dtype: np.dtype[Any]) -> int:
+    """How many bits of noise a key has below the three that `_keep_ends` uses."""
+    return 8 * dtype.itemsize - 3
+
+
 def _cut(keys: NDArray[Any], ordered: NDArray[Any], lowest: IntArray, keep: int) -> BoolArray:
-    """Marks the `lowest` smallest and the `keep - lowest` largest keys of each group, and all that equal them.
+    """Marks the `lowest` smallest and `keep - lowest` largest keys of each group, and all that equal them.
 
     Args:
-        keys: (G, n) of any dtype, keep < n.
+        keys: (G, n) between the extremes of their dtype (infinities, for floats), keep < n.
         ordered: (G, n) the keys, sorted in each group.
         lowest: (G,) int64 in 0 .. keep.
         keep: Keys to mark in each group.
@@ -114,24 +121,25 @@ def _cut(keys: NDArray[Any], ordered: NDArray[Any], lowest: IntArray, keep: int)
         (G, n) bool, at least `keep` True in each row.
     """
     groups, n = keys.shape
+    if keys.dtype.kind == "f":
+        none_below, none_above = -np.inf, np.inf
+    else:
+        none_below, none_above = np.iinfo(keys.dtype).min, np.iinfo(keys.dtype).max
     flat = ordered.ravel()
     position = np.arange(-1, groups * n - 1, n)
     position += lowest
-    low = flat.take(position, mode="clip")  # of the row before, or clipped, where lowest = 0: masked below
+    low = flat.take(position, mode="clip")
     position += n - keep + 1
-    high = flat.take(position, mode="clip")  # of the row after, or clipped, where lowest = keep: masked below
+    high = flat.take(position, mode="clip")
+    low[lowest == 0] = none_below
+    high[lowest == keep] = none_above
     marked: BoolArray = keys <= low[:, None]
-    if not lowest.all():
-        marked &= (lowest > 0)[:, None]
-    largest = keys >= high[:, None]
-    if (lowest == keep).any():
-        largest &= (lowest < keep)[:, None]
-    marked |= largest
+    marked |= keys >= high[:, None]
     return marked
 
 
 def _keep_ends(bucket: Bucket, ordered: FloatArray, lowest: IntArray, keep: int) -> BoolArray:
-    """Keeps the `lowest` smallest and `keep - lowest` largest rewards of each group; ties are broken by noise.
+    """Keeps the `lowest` smallest and `keep - lowest` largest rewards of each group; noise breaks ties.
 
     Args:
         bucket: G groups of n rollouts, keep < n.
@@ -146,20 +154,20 @@ def _keep_ends(bucket: Bucket, ordered: FloatArray, lowest: IntArray, keep: int)
     kept = _cut(rewards, ordered, lowest, keep)
     if np.count_nonzero(kept) == len(rewards) * keep:
         return kept
-    # Some group has more rewards equal to a cut than places for them. Refine the order by noise, which makes the
-    # cuts exact: in the three top bits whether a reward is below the low cut, on it, between, on the high cut or above.
+    # Some group has more rewards equal to a cut than places for them. Refine the order by noise, which makes
+    # the cuts exact: in the three top bits whether a reward is below the low cut, on it, between, on the high
+    # cut or above.
     n = rewards.shape[1]
     group = np.arange(len(rewards))
     low = np.where(lowest > 0, ordered[group, lowest - 1], -np.inf)[:, None]
     high = np.where(lowest < keep, ordered[group, np.minimum(lowest + (n - keep), n - 1)], np.inf)[:, None]
     level = (rewards >= low).view(np.uint8)
+    level += 1  # no key is 0
     level += rewards > low
     level += rewards >= high
     level += rewards > high
     keys = bucket.noise()
-    top = 8 * keys.itemsize - 3
-    keys &= keys.dtype.type((1 << top) - 1)
-    keys |= np.left_shift(level, top, dtype=keys.dtype)
+    keys |= np.left_shift(level, _noise_bits(keys.dtype), dtype=keys.dtype)
     return _cut(keys, np.sort(keys, axis=-1), lowest, keep)
 
 
@@ -204,22 +212,25 @@ def _best_split(bucket: Bucket, low: FloatArray, high: FloatArray) -> IntArray:
     best -= _EQUAL_VARIANCE
     optimal = score >= best
     if np.count_nonzero(optimal) == groups:
-        return optimal.argmax(axis=0)
+        return (np.arange(keep + 1.0) @ optimal).astype(np.int64)
     rank = optimal.cumsum(axis=0)
     return (rank > bucket.draw(rank[-1])).argmax(axis=0)
 
 
 def max_variance(bucket: Bucket, keep: int) -> BoolArray:
-    """Keeps the rollouts whose rewards have the largest variance (PODS, arXiv 2504.13818, section 3.2, exactly).
+    """Keeps the rollouts whose rewards have the largest variance, exactly.
 
-    By the paper's lemma such a set is the i smallest and keep - i largest rewards for some i. Going from i to i + 1
-    swaps one large reward for one small one, so sums and sums of squares of all keep + 1 candidates are prefix sums
-    over those swaps: O(n log n) for the sort, O(keep) for the rest. Rewards are centred on the middle of their range
-    and scaled by it, so that a large offset or scale costs no digits.
+    By the paper's lemma such a set is the i smallest and keep - i largest rewards for some i. Going from i to
+    i + 1 swaps one large reward for one small one, so sums and sums of squares of all keep + 1 candidates are
+    prefix sums over those swaps: O(n log n) for the sort, O(keep) for the rest. Rewards are centred on the
+    middle of their range and scaled by it, so that a large offset or scale costs no digits.
 
-    Different candidates may have the same variance: 0/1 rewards with odd `keep` allow one success more or one failure
-    more. Each distinct candidate (as a multiset of rewards, variances equal to 1e-11 relative) is then equally likely,
-    so neither side is favoured. With keep = 1 all variances are 0 and the choice is between smallest and largest.
+    Different candidates may have the same variance: 0/1 rewards with odd `keep` allow one success more or one
+    failure more. Each distinct candidate (as a multiset of rewards, variances equal to 1e-11 relative) is
+    then equally likely, so neither side is favoured. With keep = 1 all variances are 0 and the choice is
+    between smallest and largest.
+
+    Source: PODS, arXiv 2504.13818, max-variance down-sampling.
     """
     keys = _short_keys(bucket)
     if keys is None:
@@ -234,26 +245,31 @@ def max_variance(bucket: Bucket, keep: int) -> BoolArray:
 def _short_keys(bucket: Bucket) -> IntArray | None:
     """Packs a short reward and its noise into one word, so that one sort orders both.
 
-    Short are doubles that end in 32 zero bits: 0 and 1, other integers up to 2^21, halves, quarters, ... Without this
-    path such rewards, nearly all ties, would take a second sort.
+    Short are doubles that end in 32 zero bits: 0 and 1, other integers up to 2^21, halves, quarters, ...
+    Without this path such rewards, nearly all ties, would take a second sort. Both paths choose the same
+    rows, as they must: which one is taken depends on the other groups.
 
     Returns:
         (groups, n) int64 in the order of (reward, noise), or None if some reward is not short.
     """
     if bucket.rewards.shape[1] > _SHORT_GROUP:
         return None
-    keys = (bucket.rewards + 0.0).view(np.int64)  # + 0.0 makes -0.0 equal to 0.0 in its bits too
-    if int(np.bitwise_or.reduce(keys, axis=None)) & 0xFFFFFFFF:
+    bits = bucket.rewards.view(np.int64)
+    union = int(np.bitwise_or.reduce(bits, axis=None))
+    if union & 0xFFFFFFFF:
         return None
-    keys ^= (keys >> 63) & _MAGNITUDE  # doubles are sign and magnitude: now they are ordered as integers are
-    keys |= bucket.noise()
-    return keys
+    if union < 0:  # doubles are sign and magnitude: order the negative ones as integers are; + 0.0 drops -0.0
+        bits = (bucket.rewards + 0.0).view(np.int64)
+        bits ^= (bits >> 63) & _MAGNITUDE
+    return bits | bucket.noise()
 
 
 def _short_rewards(keys: IntArray) -> FloatArray:
-    """Returns the rewards of `_short_keys`, in a new contiguous array."""
-    words: IntArray = np.bitwise_and(keys, ~0xFFFFFFFF, order="C")
-    words ^= (words >> 63) & _MAGNITUDE
+    """Returns the rewards of `_short_keys`, whose rows must ascend, in a new contiguous array."""
+    words = keys.copy()
+    words &= ~0xFFFFFFFF
+    if (words[0] < 0).any():
+        words ^= (words >> 63) & _MAGNITUDE
     return words.view(np.float64)
 
 
@@ -265,17 +281,18 @@ def max_reward(bucket: Bucket, keep: int) -> BoolArray:
 
 def random(bucket: Bucket, keep: int) -> BoolArray:
     """Keeps a uniform subset, whatever the rewards."""
-    noise = bucket.noise()
+    noise: NDArray[Any] = bucket.noise()
     return noise <= np.sort(noise, axis=-1)[:, keep - 1, None]
 
 
 def percentile(bucket: Bucket, keep: int) -> BoolArray:
     """Keeps the rollouts at the 0.5/keep, 1.5/keep, ... quantiles of the sorted rewards.
 
-    These are the positions floor((k + 0.5) / keep * n), k = 0 .. keep - 1, of the sorted order, which are distinct.
+    These are the positions floor((k + 0.5) / keep * n), k = 0 .. keep - 1, of the sorted order, which are
+    distinct.
     """
     n = bucket.rewards.shape[1]
-    positions = (2 * np.arange(keep) + 1) * n // (2 * keep)  # in integers: floats may round below a whole number
+    positions = (2 * np.arange(keep) + 1) * n // (2 * keep)  # floats could round below a whole number
     order = np.lexsort((bucket.noise(), bucket.rewards), axis=-1)
     kept = np.zeros(bucket.rewards.shape, dtype=np.bool_)
     np.put_along_axis(kept, order[:, positions], True, axis=1)
@@ -300,8 +317,9 @@ def register_rule(name: str) -> Callable[[_F], _F]:
     """Registers a rule of your own under a name.
 
     The decorated function is called once for each group with more than `keep` rollouts, as
-    `rule(rewards: (n,) float64, keep: int, rng: numpy.random.Generator)`, and returns (k,) integer indices of the
-    rollouts to keep, 1 <= k <= keep, all different. `rng` is seeded by (seed, group id). Smaller groups are kept whole.
+    `rule(rewards: (n,) float64, keep: int, rng: numpy.random.Generator)`, and returns (k,) integer indices of
+    the rollouts to keep, 1 <= k <= keep, all different. `rng` is seeded by (seed, group id). Smaller groups
+    are kept whole.
 
     Raises:
         DownsampleError: The name is taken, empty or holds a colon (which marks `module:function`).
@@ -311,7 +329,9 @@ def register_rule(name: str) -> Callable[[_F], _F]:
             f"register_rule({name!r}): expected a non-empty name without a colon, such as 'my_rule'"
         )
     if name in _BUILT_IN or name in _REGISTERED:
-        raise DownsampleError(f"register_rule({name!r}): the name is taken; there are {', '.join(rule_names())}")
+        raise DownsampleError(
+            f"register_rule({name!r}): the name is taken; there are {', '.join(rule_names())}"
+        )
 
     def register(function: _F) -> _F:
         if not callable(function):
@@ -350,12 +370,16 @@ def _import_rule(name: str) -> UserRule:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name
+            and f"{module_name}.".startswith(f"{error.name}.")
+        ):
             raise DownsampleError(
                 f"rule {name!r}: there is no module {error.name}; is its folder on PYTHONPATH?"
             ) from error
         raise DownsampleError(
-            f"rule {name!r}: importing {module_name} failed with {type(error).__name__}: {brief(str(error), quote=False)}"
+            f"rule {name!r}: importing {module_name} failed with {_brief_error(error)}"
         ) from error
     if not hasattr(module, attribute):
         raise DownsampleError(
@@ -380,9 +404,7 @@ def _one_by_one(name: str, function: UserRule) -> BatchedRule:
                 # A copy: what a user's code does to its argument stays there.
                 result = function(rewards.copy(), keep, np.random.default_rng(int(bucket.keys[group])))
             except Exception as error:
-                raise DownsampleError(
-                    f"rule {name!r} failed {where} with {type(error).__name__}: {brief(str(error), quote=False)}"
-                ) from error
+                raise DownsampleError(f"rule {name!r} failed {where} with {_brief_error(error)}") from error
             problem, indices = _check_indices(result, len(rewards), keep)
             if problem:
                 raise DownsampleError(
@@ -425,7 +447,11 @@ def brief(value: object, quote: bool = True) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def _brief_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {brief(error, quote=False)}"
+
+
 def nearest(name: object, names: list[str]) -> str:
-    """Returns "; did you mean X?" or "" if no name is near."""
+    """Returns " (did you mean X?)" or "" if no name is near."""
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""
