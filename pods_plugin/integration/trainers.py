@@ -7,6 +7,7 @@ nothing of its own.
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
+from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.utils.padding import response_to_nested
 
 from pods_plugin.downsampling import DownsampleConfig
@@ -29,6 +31,7 @@ class DownsamplingMixin:
     def __init__(self, config: DictConfig):
         self._downsample: DownsampleConfig | None = parse(config)
         self._session_rewards: dict[str, float] = {}
+        self._prompts_named = 0
         if self._downsample is not None:
             # verl derives the mini-batch size, the batch's padding multiple and the loss normalisation from
             # rollout.n; left at n, the gradient shrinks by m/n and dummy rows fill the batch up to n. So for verl
@@ -43,7 +46,23 @@ class DownsamplingMixin:
             # verl's own per-prompt override of rollout.n; a tensor, not NonTensorData, since the async trainers
             # persist only such fields for the prompts they re-issue after a restart.
             batch["__rollout_n__"] = torch.full((len(batch),), self._downsample.generated, dtype=torch.int64)
+            self._name_prompts(batch)
         return batch
+
+    def _name_prompts(self, batch: TensorDict) -> None:
+        """Uids that repeat from run to run, since they decide ties; verl's are random.
+
+        Only in sync mode, where the queue is empty between steps: an async run may restore prompts of an earlier one.
+        """
+        seed = self.config.data.get("seed")  # type: ignore[attr-defined]
+        if seed is None or self.trainer_mode != "sync":  # type: ignore[attr-defined]
+            return
+        uids = []
+        for _ in range(len(batch)):
+            self._prompts_named += 1
+            name = f"{seed}/{self.global_steps}/{self._prompts_named}"  # type: ignore[attr-defined]
+            uids.append(str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
+        batch["uid"] = get_tensordict({"uid": np.array(uids, dtype=object)})["uid"]
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
         # The one place that all modes pass between the rewards and the log-probs.
