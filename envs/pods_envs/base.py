@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import multiprocessing
 from collections.abc import Mapping, Sequence
@@ -207,6 +208,28 @@ class ReasoningEnv(gymnasium.Env[str, str]):
     def verify(self, response: str, problem: Problem) -> Verdict:
         """The verdict on `response` as an answer to `problem`, its reward weighted by `format_weight`."""
         return self.verifier(response, problem).weighted(self.format_weight)
+
+    async def verify_async(self, response: str, problem: Problem) -> Verdict:
+        """`verify` for an event loop; here in a thread."""
+        return await asyncio.to_thread(self.verify, response, problem)
+
+    def verify_many(self, responses: Sequence[str], problems: Sequence[Problem]) -> list[Verdict]:
+        """`verify` for each pair, in order."""
+        return [self.verify(*pair) for pair in zip(responses, problems, strict=True)]
+
+    def reference_response(self, problem: Problem) -> str:
+        """A response that gives the reference answer in the format asked for."""
+        return problem.answer
+
+    def validate(self) -> list[tuple[int, Verdict]]:
+        """Scores every reference answer against itself.
+
+        Returns:
+            (index, verdict) of the problems whose own reference response is not judged correct; empty if all is well.
+        """
+        responses = [self.reference_response(problem) for problem in self.problems]
+        verdicts = self.verify_many(responses, self.problems)
+        return [(index, verdict) for index, verdict in enumerate(verdicts) if not (verdict.correct and verdict.format_ok)]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -6,6 +6,9 @@ import gymnasium
 
 ENTRY_POINTS = {
     "pods/Arithmetic-v0": "pods_envs.arithmetic:ArithmeticEnv",
+    "pods/GSM8K-v0": "pods_envs.gsm8k:GSM8KEnv",
+    "pods/MATH-v0": "pods_envs.math:MATHEnv",
+    "pods/MATH500-v0": "pods_envs.math:MATH500Env",
 }
 
 

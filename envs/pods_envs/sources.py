@@ -14,6 +14,20 @@ logger = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
+# The configurations of a data set of the hub that make up the whole of it, where it has more than one.
+HUB_CONFIGS: dict[str, tuple[str | None, ...]] = {
+    "openai/gsm8k": ("main",),
+    "EleutherAI/hendrycks_math": (
+        "algebra",
+        "counting_and_probability",
+        "geometry",
+        "intermediate_algebra",
+        "number_theory",
+        "prealgebra",
+        "precalculus",
+    ),
+}
+
 
 def question_answer(row: Row) -> Problem:
     """The default schema: columns `question` and `answer`, every other column goes to `info`."""
@@ -82,7 +96,8 @@ def _rows(source: str | Path | Iterable[Row | Problem], split: str) -> Iterator[
 
         name, _, config = str(source).partition(":")
         try:
-            yield from datasets.load_dataset(name, config or None, split=split)
+            for part in (config,) if config else HUB_CONFIGS.get(name, (None,)):
+                yield from datasets.load_dataset(name, part, split=split)
         except Exception as error:
             raise ValueError(
                 f"cannot load split {split!r} of {str(source)!r} from the Hugging Face hub ({error}); give a local "

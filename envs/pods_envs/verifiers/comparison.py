@@ -49,6 +49,9 @@ def equal(gold: str, response: str, symbolic: Symbolic = undecided) -> bool:
     gold_nodes = [_parse(gold)]
     if _THOUSANDS.fullmatch(gold):  # 100,200 is a number, or a list of two
         gold_nodes.append(_parse(gold.replace(",", ", ")))
+    if (gold_value := _rational(gold)) is not None and has_words(response):
+        if _only_number(response) == gold_value:
+            return True
     node = _parse(response)
     return any(_equal_nodes(gold_node, node, symbolic) for gold_node in gold_nodes)
 
@@ -74,6 +77,7 @@ _LIST_SEPARATOR = (
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?|small)matrix\}(.*)\\end\{\1matrix\}|\\begin\{array\}(?:\{[lcr|]*\})(.*)\\end\{array\}", re.S)
 _NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_\{?\w+\}?)?'*")
 _FUNCTION = re.compile(rf"(?:{_NAME.pattern}|f\^\{{-1\}})\([^()]*\)")
+_STRUCTURE_NAME = re.compile(rf"{_NAME.pattern}|\([A-Za-z](?:,[A-Za-z])+\)|\\(?:vec|overrightarrow|text)\{{\w+\}}")
 _LESS = r"<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])"
 
 
@@ -96,6 +100,11 @@ def _parse(text: str, depth: int = 0) -> _Node:
     if len(parts := _list_parts(text)) > 1:
         items = tuple(item for part in parts for item in _flat(_parse(part, depth + 1)))
         return _Node("list", text, items)
+    parts = _sides(text)
+    if len(parts) == 2 and _STRUCTURE_NAME.fullmatch(parts[0]):  # (x,y)=(1,2), S=\{1,2\}
+        node = _parse(parts[1], depth + 1)
+        if node.kind in ("sequence", "set", "matrix", "union"):
+            return node
     if len(parts := [part for _, part in split(text, r"\\cup(?![a-zA-Z])")]) > 1:
         return _Node("union", text, tuple(_parse(part, depth + 1) for part in parts))
     if text == "\\mathbb{R}":
@@ -236,8 +245,10 @@ def _equal_atoms(gold: str, response: str, symbolic: Symbolic) -> bool:
     if len(golds) == 1 and len(responses) == 1:
         return _equal_values(gold, response, symbolic)
     if len(golds) == 1:
-        return _all_equal(gold, responses[1:] if _is_label(responses[0]) else responses, symbolic)
-    if not any(_is_label(side) for side in golds):  # 0.56=56\%
+        values = responses[1:] if _is_label(responses[0]) else responses
+        values = values[:-1] if len(values) > 1 and _NAME.fullmatch(values[-1]) else values  # 42=x
+        return _all_equal(gold, values, symbolic)
+    if not any(_has_variables(side) for side in golds):  # 0.56=56\%
         return any(_all_equal(side, responses, symbolic) for side in golds)
     named = _NAME.fullmatch(golds[0]) or _FUNCTION.fullmatch(golds[0])
     if len(responses) == 1:
@@ -262,8 +273,11 @@ def _is_label(side: str) -> bool:
 
     A sum with a constant term, as in `2x-y-18=0`, does not: that is an equation, and 0 is not its answer.
     """
-    if any(_rational(term) is not None for _, term in split(side, r"[-+]")[0 if side[:1] not in "+-" else 1 :]):
-        return False
+    constant = any(_rational(term) is not None for _, term in split(side, r"[-+]") if term)
+    return _has_variables(side) and not constant
+
+
+def _has_variables(side: str) -> bool:
     return re.search(r"[A-Za-z]", re.sub(r"\\(?:frac|d?sqrt|pi|cdot|times|div|binom)(?![a-zA-Z])", "", side)) is not None
 
 
@@ -316,7 +330,7 @@ _UNIT = re.compile(
     r"(?:\^?\{?(?P<power>\d)\}?)?(?:\\text\{[^\d{}]*\}|/[a-z]+)?)",
     re.S,
 )
-_DIGITS_ONLY = re.compile(r"[-+*/^!(){}\[\]\d., ]*")
+_DIGITS_ONLY = re.compile(r"[-+*/(){}\[\]\d., ]*")
 _BASED = re.compile(r"([0-9A-F]+)_\{?(\d+)\}?")
 _RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
@@ -389,9 +403,6 @@ def _equal_numbers(gold: str, response: str, symbolic: Symbolic) -> bool:
     special = _equal_notations(gold, response, gold_value, response_value)
     if special is not None:
         return special
-    if response_value is None and gold_value is not None and has_words(response):
-        response_value = _only_number(response)
-        return response_value == gold_value
     if has_words(gold) or has_words(response) or (_CHOICE.fullmatch(gold) and _CHOICE.fullmatch(response)):
         return _text(gold) == _text(response)
     if _DIGITS_ONLY.fullmatch(response) and response_value is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from pods_envs.verifiers.latex import closing_braces
+
 FORMATS = ("auto", "boxed", "hash", "xml")
 
 
@@ -23,6 +25,15 @@ class Extraction:
     format_ok: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """The last answer of one kind: text[start:end] is all of it, `answer` its content; None if it is not finished."""
+
+    start: int
+    end: int
+    answer: str | None
+
+
 NOTHING = Extraction(None)
 
 
@@ -30,8 +41,8 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
     r"""Finds the final answer.
 
     Args:
-        response: All of the model's text. What comes before the last `</think>` is not looked at; a `<think>` that
-            is not closed means that there is no answer.
+        response: All of the model's text. Reasoning (`<think>...</think>`) is not looked at, but for its last words
+            where nothing follows it: see `_last_words`.
         answer_format: `boxed`, `hash` (`#### 42`) and `xml` (`<answer>42</answer>`) are strict: only that place is
             looked at, and the last one counts. `auto`: whichever of the three comes last; if there is none,
             "the answer is ..." or "Answer: ...".
@@ -42,21 +53,16 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
     """
     if answer_format not in FORMATS:
         raise ValueError(f"answer_format={answer_format!r} is not one of {', '.join(FORMATS)}")
-    visible = _after_thinking(response)
+    names = ("boxed", "hash", "xml") if answer_format == "auto" else (answer_format,)
+    reasoning, visible = _split_reasoning(response)
     if visible is None:
-        return NOTHING
-    finders = {"boxed": last_box, "hash": _last_hash, "xml": _last_tag}
+        return _last_words(reasoning, names)
+    found, place = _last_place(visible, names)
+    if place is not None:
+        text = _innermost(place.answer)
+        return Extraction(text, found, True) if text else NOTHING
     if answer_format != "auto":
-        _, text = finders[answer_format](visible) or (0, None)
-        if answer_format == "xml" and text is not None:
-            text = _innermost(text)
-        return Extraction(text, answer_format, True) if text and text.strip() else NOTHING
-    places = [(*place, name) for name, finder in finders.items() if (place := finder(visible)) is not None]
-    if places:
-        _, text, found = max(places, key=lambda place: place[0])
-        if text is not None:
-            text = _innermost(text)
-        return Extraction(text, found, True) if text and text.strip() else NOTHING
+        return NOTHING
     text = _phrase(visible)
     if text is not None:
         return Extraction(text, "phrase") if text.strip() else NOTHING
@@ -64,133 +70,151 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
     return NOTHING if text is None else Extraction(text, "last_number")
 
 
-def _after_thinking(response: str) -> str | None:
-    end = response.rfind("</think>")
-    visible = response if end < 0 else response[end + len("</think>") :]
-    return None if "<think>" in visible else visible
+def _split_reasoning(response: str) -> tuple[str, str | None]:
+    """(reasoning, what follows it); the latter None if the reasoning never ends or nothing follows."""
+    end = len(response)
+    while response.endswith("</think>", 0, end) or response[end - 1 : end].isspace():
+        end -= 1 if response[end - 1].isspace() else len("</think>")
+    text = response[:end]
+    closed = text.rfind("</think>")
+    if closed < 0 and "</think>" not in response and "<think>" not in text:
+        return "", response
+    visible = "" if closed < 0 else text[closed + len("</think>") :]
+    if closed < 0 or not visible.strip() or "<think>" in visible:
+        return text, None
+    return text[:closed], visible
 
 
-def _innermost(text: str) -> str | None:
-    box = last_box(text)
+def _last_words(reasoning: str, names: tuple[str, ...]) -> Extraction:
+    """A response that is all reasoning gives an answer only if it ends in one, in a strict place."""
+    found, place = _last_place(reasoning, names)
+    if place is None or re.search(r"[^\s.$*\\)\]]", reasoning[place.end :]):
+        return NOTHING
+    text = _innermost(place.answer)
+    return Extraction(text, found) if text else NOTHING
+
+
+def _last_place(text: str, names: tuple[str, ...]) -> tuple[str, _Place | None]:
+    finders = {"boxed": last_box, "hash": _last_hash, "xml": _last_tag}
+    places = [(name, place) for name in names if (place := finders[name](text)) is not None]
+    return max(places, key=lambda item: item[1].end, default=("", None))
+
+
+def _innermost(answer: str | None) -> str | None:
+    """The answer within an answer: `<answer>...</answer>` may hold a box, a `####`, or lines of working."""
+    if answer is None:
+        return None
+    box = last_box(answer)
     if box is not None:
-        return box[1]
-    return text.rsplit("####", 1)[1] if "####" in text else text
+        return box.answer or None
+    if "####" in answer:
+        answer = answer.rsplit("####", 1)[1]
+    lines = answer.strip().splitlines() or [""]
+    return (lines[-1] if "\\begin" not in answer and "\\[" not in answer else answer).strip() or None
 
-
-# Each finder returns (position, text) of the last place of its kind; text is None where that place is not finished.
-_Place = tuple[int, str | None]
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*")
-_BRACE = re.compile(r"\\.|[{}]", re.S)
+_BARE = re.compile(r"-?[\w.,/]{0,100}\w|\\\w+")
 
 
 def last_box(text: str) -> _Place | None:
-    r"""The content of the last `\boxed{...}`, `\fbox{...}` or `\boxed 42`; of nested ones the innermost."""
-    boxes = list(_BOX.finditer(text))
-    if not boxes:
+    r"""The last `\boxed{...}`, `\fbox{...}` or `\boxed 42`. Of boxes within a box only the braces stay."""
+    if "\\boxed" not in text and "\\f" not in text:
         return None
-    ends = _closing_braces(text)
+    ends: dict[int, int] | None = None
     last: _Place | None = None
-    end = -1
-    for box in boxes:
-        if box.start() < end:
-            continue  # within the box before it
+    for box in _BOX.finditer(text):
+        if last is not None and box.start() < last.end:
+            continue
         if text[box.end() : box.end() + 1] == "{":
+            ends = closing_braces(text) if ends is None else ends
             closed = ends.get(box.end())
-            last = (box.start(), None if closed is None else text[box.end() + 1 : closed])
-            end = len(text) if closed is None else closed
+            if closed is None:
+                last = _Place(box.start(), box.end(), None)
+            else:
+                last = _Place(box.start(), closed + 1, _BOX.sub("", text[box.end() + 1 : closed]).strip())
         else:
-            bare = re.match(r"-?[\w.,/]*[\w]|\\\w+", text[box.end() :][:100])
-            last = (box.start(), bare.group() if bare else "")
-    assert last is not None
-    position, content = last
-    if content is not None and _BOX.search(content):
-        content = _without_boxes(content)
-    return position, content
-
-
-def _closing_braces(text: str) -> dict[int, int]:
-    ends = {}
-    stack = []
-    for match in _BRACE.finditer(text):
-        if match.group() == "{":
-            stack.append(match.start())
-        elif match.group() == "}" and stack:
-            ends[stack.pop()] = match.start()
-    return ends
-
-
-def _without_boxes(content: str) -> str:
-    """Boxes within a box: the command goes, its braces stay."""
-    return _BOX.sub("", content)
-
-
-_HASH = re.compile(r"####+[ \t]*([^\n]*)")
-
-
-def _last_hash(text: str) -> _Place | None:
-    """The rest of the line after the last `####`, or the next line with text if that is empty."""
-    last: _Place | None = None
-    for match in _HASH.finditer(text):
-        field = match.group(1)
-        if not field.strip():
-            following = re.compile(r"\s*([^\n]*)").match(text, match.end())
-            field = following.group(1) if following else ""
-        if field.strip() and not re.search(r"\d", field) and last is not None:
-            continue  # a markdown heading after the answer
-        if re.match(r"\s*\**(?:step\b|\d{1,2}[.):]\s+\**[A-Za-z])", field, re.I):
-            continue  # a markdown heading with a number
-        last = (match.start(), field.rstrip().removesuffix("####"))
+            bare = _BARE.match(text, box.end())
+            last = _Place(box.start(), bare.end() if bare else box.end(), bare.group() if bare else "")
     return last
 
 
-_OPEN = re.compile(r"<answer>", re.I)
-_CLOSE = re.compile(r"</answer>", re.I)
+_HASH = re.compile(r"####+[ \t]*((?:(?!</)[^\n])*)")
+_NEXT_LINE = re.compile(r"\s*((?:(?!</)[^\n])*)")
+_HEADING = re.compile(r"\s*\**(?:step\b|\d{1,2}[.):]\s+\**[A-Za-z])", re.I)
+
+
+def _last_hash(text: str) -> _Place | None:
+    """The rest of the line after the last `####`, or the next line with text if that is empty.
+
+    Markdown headings look alike: `#### Step 1`, `#### 2. Add`, and a line without a digit that more text follows.
+    """
+    last: _Place | None = None
+    for match in _HASH.finditer(text):
+        field = match if match.group(1).strip() else _NEXT_LINE.match(text, match.end())
+        assert field is not None
+        answer = field.group(1)
+        if _HEADING.match(answer) or (not re.search(r"\d", answer) and text[field.end() :].strip()):
+            continue
+        last = _Place(match.start(), field.end(), answer)
+    return last
+
+
+_OPEN_TAG = re.compile(r"<answer>", re.I)
+_CLOSE_TAG = re.compile(r"</answer>", re.I)
 
 
 def _last_tag(text: str) -> _Place | None:
-    """The content of the last `<answer>...</answer>`."""
-    starts = list(_OPEN.finditer(text))
-    if not starts:
+    """The last `<answer>...</answer>`."""
+    start = None
+    for start in _OPEN_TAG.finditer(text):
+        pass
+    if start is None:
         return None
-    end = _CLOSE.search(text, starts[-1].end())
-    return starts[-1].start(), text[starts[-1].end() : end.start()] if end else None
+    end = _CLOSE_TAG.search(text, start.end())
+    if end is None:
+        return _Place(start.start(), start.end(), None)
+    return _Place(start.start(), end.end(), text[start.end() : end.start()])
 
 
 _PHRASE = re.compile(r"(?i)\banswer\b[\s*_]{0,20}(?:(?:is|was|are|=|:)[\s*_:]{0,20})+")
-_SENTENCE_END = re.compile(r"[.!?](?=[\s*_\"')]|$)|;|\n|,(?=\s+[A-Za-z])|\s\((?=[A-Za-z])|\s(?:because|since|as|so)\s")
+_FORMULA = re.compile(r"\$\$?([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+_SENTENCE_END = re.compile(
+    r"[.!?](?=[\s*_\"')]|$)|;|\n|,(?=\s+[A-Za-z])|\s\((?=[A-Za-z])|\s(?:because|since|as|so)\s"
+)
+_OPEN_SUM = re.compile(r"\d\s*(?:[-+*/^=×÷]|\\times|\\cdot|\\div)")
+_FIELD = 2000  # characters after a phrase that may be part of the answer
 
 
 def _phrase(text: str) -> str | None:
-    """What follows the last "the answer is" or "Answer:", up to the end of the sentence; None if it never comes."""
+    """What follows the last "the answer is" or "Answer:" in its sentence; None if that phrase never comes."""
     match = None
     for match in _PHRASE.finditer(text):
         pass
     if match is None:
         return None
-    field = text[match.end() :][:2000].lstrip(" \n\t*_")
-    formula = re.match(r"\$\$?([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", field, re.S)
+    field = text[match.end() : match.end() + _FIELD].lstrip(" \n\t*_")
+    formula = _FORMULA.match(field)
     if formula and not re.match(r"\s*(?:or|and|,)\s*[\d$\\]", field[formula.end() :]):
         return next(group for group in formula.groups() if group is not None)
     end = _SENTENCE_END.search(field)
     answer = (field[: end.start()] if end else field).rstrip(" *_")
-    finished = end is not None or len(text) > match.end() + 2000
-    if not finished and re.search(r"\d\s*(?:[-+*/^=×÷]|\\times|\\cdot|\\div)", answer):
+    if end is None and _OPEN_SUM.search(answer):
         return ""  # cut off in the middle of a sum
     return answer
 
 
-_NUMBER = re.compile(r"-?\$?-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d^/*+])%?")
+_NUMBER = re.compile(r"-?[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d^/*+])%?")
+_HEDGE = re.compile(r"(?i)\b(?:or|not|between|maybe|perhaps|either)\b")
 
 
 def _last_number(text: str) -> str | None:
     """The number that a finished last sentence gives, if it is the only one or follows its last equals sign."""
-    text = text.rstrip(" \n\t*_\"'")
+    text = text.strip(" \n\t*_\"'")
+    if _NUMBER.fullmatch(text[-100:]):
+        return text  # nothing but a number
     if not text.endswith((".", "!")):
         return None
     sentence = re.split(r"(?<=[.!?])\s|\n", text[:-1][-1000:])[-1]
     numbers = _NUMBER.findall(sentence.rsplit("=", 1)[-1])
-    hedged = re.search(r"(?i)\b(?:or|not|between|maybe|perhaps|either)\b", sentence)
-    return numbers[0] if len(numbers) == 1 and not hedged else None
-
-
+    return str(numbers[0]) if len(numbers) == 1 and not _HEDGE.search(sentence) else None

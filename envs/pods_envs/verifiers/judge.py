@@ -145,8 +145,8 @@ _clean_reference = functools.lru_cache(maxsize=4096)(clean)  # a prompt's rollou
 def _reference(gold: str) -> str:
     """The answer of a reference that may be a whole solution."""
     box = last_box(gold)
-    if box is not None and box[1] is not None:
-        gold = box[1]
+    if box is not None and box.answer is not None:
+        gold = box.answer
     elif "####" in gold:
         gold = gold.rsplit("####", 1)[1]
     return gold.strip()

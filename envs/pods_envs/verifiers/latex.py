@@ -53,6 +53,7 @@ _SPECIAL_TOKEN = re.compile(r"</?(?:s|eos|bos|pad|\|[\w ]{1,40}\|)>|<(?:start|en
 
 _TEXT_COMMANDS = "text|mbox|hbox|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathit|mathsf|rm|bf|it"
 _NEWLINE = "\x1e"  # stands for `\\`, so that no rule takes its second half for the start of a command
+_SPACED_NUMBER = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _END = r"(?![a-zA-Z])"  # of a command
 _RULES = tuple(
     (re.compile(pattern), replacement)
@@ -114,7 +115,8 @@ def clean(text: str) -> str:
     text = " ".join(text.split())
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return strip(_tight(text).replace(_NEWLINE, r"\\"))
+    text = strip(_tight(text).replace(_NEWLINE, r"\\"))
+    return text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text
 
 
 def strip(text: str) -> str:
@@ -126,9 +128,28 @@ def strip(text: str) -> str:
         text = re.sub(r"(?:(?<!\\)[.,;:]|\\\\)+$", "", text)
         if len(text) > 1 and text[0] in "\"'" and text[-1] in "\"'":
             text = text[1:-1]
-        if text.startswith("{") and closing(text, 0) == len(text) - 1:
-            text = text[1:-1]
+        if text.startswith("{"):
+            ends = closing_braces(text)
+            layers = 0
+            while layers in ends and ends[layers] == len(text) - 1 - layers:
+                layers += 1
+            text = text[layers : len(text) - layers]
     return text
+
+
+_BRACE = re.compile(r"\\.|[{}]", re.S)
+
+
+def closing_braces(text: str) -> dict[int, int]:
+    r"""Where the brace that opens at a position is closed. `\{` and `\}` do not count."""
+    ends = {}
+    stack = []
+    for match in _BRACE.finditer(text):
+        if match.group() == "{":
+            stack.append(match.start())
+        elif match.group() == "}" and stack:
+            ends[stack.pop()] = match.start()
+    return ends
 
 
 def plain_characters(text: str) -> str:

@@ -1,6 +1,6 @@
 """The worker process that runs computer algebra: started by pool.py as a script, so it imports nothing of ours.
 
-A supervisor imports sympy and math-verify once and forks a child that answers requests, one JSON line each, on the
+A supervisor imports sympy and math-verify's LaTeX parser once and forks a child that answers requests, one JSON line each, on the
 inherited pipes. The kernel kills the child when its timer fires or its memory is used up, whatever C code it is in;
 the supervisor says why and forks the next one, which takes milliseconds.
 """
@@ -16,7 +16,6 @@ import random
 import resource
 import signal
 
-import math_verify
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
@@ -54,7 +53,7 @@ def points(expressions):
 def numeric(expression, values):
     """The value to DIGITS digits, or None where it has none."""
     value = expression.subs(values, simultaneous=True).evalf(DIGITS)
-    return value if value.is_number and value.is_finite and not value.free_symbols and value.is_comparable is not None else None
+    return value if value.is_number and value.is_finite else None
 
 
 def close(one, other):
@@ -96,7 +95,11 @@ def equal_equations(gold, response):
 
 
 def equal_generally(gold, response):
-    return bool(math_verify.verify(gold, response, float_rounding=DIGITS, numeric_precision=DIGITS, timeout_seconds=None))
+    import math_verify  # rarely needed, and slow to import
+
+    return bool(
+        math_verify.verify(gold, response, float_rounding=DIGITS, numeric_precision=DIGITS, timeout_seconds=None)
+    )
 
 
 COMPARISONS = {"value": equal_values, "equation": equal_equations, "general": equal_generally}
