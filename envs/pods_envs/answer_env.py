@@ -100,7 +100,9 @@ class AnswerEnv(ReasoningEnv):
         return [verdict.weighted(self.format_weight) for verdict in verdicts]
 
 
-def make_from(makers: Sequence[Callable[..., Problem]], name: str, *, size: int, split: str, seed: int) -> list[Problem]:
+def make_from(
+    makers: Sequence[Callable[..., Problem]], name: str, *, size: int, split: str, seed: int
+) -> list[Problem]:
     """`size` problems by randomly chosen makers, each called with a seeded `random.Random`."""
     import random
 

@@ -229,7 +229,11 @@ class ReasoningEnv(gymnasium.Env[str, str]):
         """
         responses = [self.reference_response(problem) for problem in self.problems]
         verdicts = self.verify_many(responses, self.problems)
-        return [(index, verdict) for index, verdict in enumerate(verdicts) if not (verdict.correct and verdict.format_ok)]
+        return [
+            (index, verdict)
+            for index, verdict in enumerate(verdicts)
+            if not (verdict.correct and verdict.format_ok)
+        ]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

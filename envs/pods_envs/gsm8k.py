@@ -25,7 +25,9 @@ class GSM8KEnv(AnswerEnv):
 
     @staticmethod
     def make_problems(*, size: int, split: str, seed: int) -> list[Problem]:
-        return make_from((_shopping, _sharing, _saving, _travelling, _discount), "GSM8K", size=size, split=split, seed=seed)
+        return make_from(
+            (_shopping, _sharing, _saving, _travelling, _discount), "GSM8K", size=size, split=split, seed=seed
+        )
 
 
 def _problem(question: str, steps: str, answer: int) -> Problem:
@@ -37,7 +39,13 @@ def _name(rng: random.Random) -> str:
 
 
 def _shopping(rng: random.Random) -> Problem:
-    name, pens, price, books, cost = _name(rng), rng.randint(2, 12), rng.randint(1, 5), rng.randint(2, 6), rng.randint(6, 20)
+    name, pens, price, books, cost = (
+        _name(rng),
+        rng.randint(2, 12),
+        rng.randint(1, 5),
+        rng.randint(2, 6),
+        rng.randint(6, 20),
+    )
     question = (
         f"{name} buys {pens} pens at ${price} each and {books} books at ${cost} each. "
         f"How many dollars does {name} spend?"
@@ -54,21 +62,40 @@ def _sharing(rng: random.Random) -> Problem:
         f"{name} has {total} marbles, keeps {left} of them and shares the rest equally among {friends} friends. "
         "How many marbles does each friend get?"
     )
-    return _problem(question, f"There are {total}-{left}={friends * each} to share, {friends * each}/{friends}={each} each.", each)
+    return _problem(
+        question,
+        f"There are {total}-{left}={friends * each} to share, {friends * each}/{friends}={each} each.",
+        each,
+    )
 
 
 def _saving(rng: random.Random) -> Problem:
-    name, start, weekly, weeks, spent = _name(rng), rng.randint(10, 80), rng.randint(3, 25), rng.randint(3, 12), rng.randint(1, 9)
+    name, start, weekly, weeks, spent = (
+        _name(rng),
+        rng.randint(10, 80),
+        rng.randint(3, 25),
+        rng.randint(3, 12),
+        rng.randint(1, 9),
+    )
     total = start + weekly * weeks - spent
     question = (
         f"{name} has ${start} and saves ${weekly} a week for {weeks} weeks, then spends ${spent} on a snack. "
         f"How many dollars does {name} have then?"
     )
-    return _problem(question, f"{weekly}*{weeks}=${weekly * weeks} saved.\n{start}+{weekly * weeks}-{spent}=${total}.", total)
+    return _problem(
+        question,
+        f"{weekly}*{weeks}=${weekly * weeks} saved.\n{start}+{weekly * weeks}-{spent}=${total}.",
+        total,
+    )
 
 
 def _travelling(rng: random.Random) -> Problem:
-    speed, hours, more, faster = rng.randint(4, 15) * 5, rng.randint(2, 6), rng.randint(1, 4), rng.randint(5, 20)
+    speed, hours, more, faster = (
+        rng.randint(4, 15) * 5,
+        rng.randint(2, 6),
+        rng.randint(1, 4),
+        rng.randint(5, 20),
+    )
     total = speed * hours + (speed + faster) * more
     question = (
         f"A bus drives {hours} hours at {speed} km per hour and then {more} hours {faster} km per hour faster. "
@@ -85,4 +112,8 @@ def _discount(rng: random.Random) -> Problem:
         f"A coat costs ${price} and is sold {percent}% cheaper today. "
         f"How many dollars do {count} such coats cost today?"
     )
-    return _problem(question, f"One costs {price}*{100 - percent}/100=${reduced}, {count} cost ${reduced * count}.", reduced * count)
+    return _problem(
+        question,
+        f"One costs {price}*{100 - percent}/100=${reduced}, {count} cost ${reduced * count}.",
+        reduced * count,
+    )

@@ -31,7 +31,13 @@ class MATHEnv(AnswerEnv):
 
     @staticmethod
     def make_problems(*, size: int, split: str, seed: int) -> list[Problem]:
-        return make_from((_linear, _fractions, _roots, _power, _inequality, _midpoint), "MATH", size=size, split=split, seed=seed)
+        return make_from(
+            (_linear, _fractions, _roots, _power, _inequality, _midpoint),
+            "MATH",
+            size=size,
+            split=split,
+            seed=seed,
+        )
 
 
 class MATH500Env(MATHEnv):

@@ -11,7 +11,9 @@ import pods_envs  # noqa: F401
 from pods_envs.registration import ENTRY_POINTS
 
 # keywords that make an id independent of data files
-OFFLINE = {env_id: {"source": "procedural", "size": 20} for env_id in ENTRY_POINTS if env_id != "pods/Arithmetic-v0"}
+OFFLINE = {
+    env_id: {"source": "procedural", "size": 20} for env_id in ENTRY_POINTS if env_id != "pods/Arithmetic-v0"
+}
 
 each_env = pytest.mark.parametrize("env_id", sorted(ENTRY_POINTS))
 
@@ -40,7 +42,9 @@ def test_make_vec(env_id, mode):
     observations, _ = envs.reset(options={"index": 1})
     env = make(env_id).unwrapped
     assert observations == (env.messages(env.problems[1])[-1]["content"],) * 2
-    _, rewards, terminated, truncated, info = envs.step(("\ud800 no", env.reference_response(env.problems[1])))
+    _, rewards, terminated, truncated, info = envs.step(
+        ("\ud800 no", env.reference_response(env.problems[1]))
+    )
     assert list(terminated) == [True, True] and not any(truncated)
     assert list(rewards) == [0.0, 1.0] and list(info["correct"]) == [False, True]
     envs.close()

@@ -71,13 +71,16 @@ class _Node:
 
 
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_LIST_SEPARATOR = (
-    r"[,;]|\\text\{,? ?(?:and|or|AND|OR) ?,?\}|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])|\\(?:lor|vee|land)(?![a-zA-Z])"
+_LIST_SEPARATOR = r"[,;]|\\text\{,? ?(?:and|or|AND|OR) ?,?\}|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])|\\(?:lor|vee|land)(?![a-zA-Z])"
+_MATRIX = re.compile(
+    r"\\begin\{([pbBvV]?|small)matrix\}(.*)\\end\{\1matrix\}|\\begin\{array\}(?:\{[lcr|]*\})(.*)\\end\{array\}",
+    re.S,
 )
-_MATRIX = re.compile(r"\\begin\{([pbBvV]?|small)matrix\}(.*)\\end\{\1matrix\}|\\begin\{array\}(?:\{[lcr|]*\})(.*)\\end\{array\}", re.S)
 _NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_\{?\w+\}?)?'*")
 _FUNCTION = re.compile(rf"(?:{_NAME.pattern}|f\^\{{-1\}})\([^()]*\)")
-_STRUCTURE_NAME = re.compile(rf"{_NAME.pattern}|\([A-Za-z](?:,[A-Za-z])+\)|\\(?:vec|overrightarrow|text)\{{\w+\}}")
+_STRUCTURE_NAME = re.compile(
+    rf"{_NAME.pattern}|\([A-Za-z](?:,[A-Za-z])+\)|\\(?:vec|overrightarrow|text)\{{\w+\}}"
+)
 _LESS = r"<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])"
 
 
@@ -94,7 +97,8 @@ def _parse(text: str, depth: int = 0) -> _Node:
         body = match.group(2) if match.group(3) is None else match.group(3)
         rows = [row for _, row in split(body, r"\\\\") if row.strip()]
         items = tuple(
-            _Node("sequence", row, tuple(_parse(cell, depth + 1) for _, cell in split(row, "&"))) for row in rows
+            _Node("sequence", row, tuple(_parse(cell, depth + 1) for _, cell in split(row, "&")))
+            for row in rows
         )
         return _Node("matrix", text, items, "determinant" if match.group(1) in ("v", "V") else "")
     if len(parts := _list_parts(text)) > 1:
@@ -117,7 +121,9 @@ def _parse(text: str, depth: int = 0) -> _Node:
         if opening == 2 and "|" not in inner:
             return _Node("set", text, tuple(_parse(part, depth + 1) for part in parts if part.strip()))
         if opening == 1 and len(parts) > 1:
-            return _Node("sequence", text, tuple(_parse(part, depth + 1) for part in parts), text[0] + text[-1])
+            return _Node(
+                "sequence", text, tuple(_parse(part, depth + 1) for part in parts), text[0] + text[-1]
+            )
         if text[0] == "(" and text[-1] == ")":
             return _parse(inner, depth + 1)
     if re.search(r"\\[pm]{2}(?![a-zA-Z])", text):
@@ -136,7 +142,9 @@ def _list_parts(text: str) -> list[str]:
     if _THOUSANDS.fullmatch(text):
         return [text]
     if ", " in text or ";" in text:  # 1,000, 2,000
-        text = re.sub(rf"(?<![\d,.]){_THOUSANDS.pattern}(?![\d,])", lambda m: m.group().replace(",", ""), text)
+        text = re.sub(
+            rf"(?<![\d,.]){_THOUSANDS.pattern}(?![\d,])", lambda m: m.group().replace(",", ""), text
+        )
     parts = [part.strip() for _, part in split(text, _LIST_SEPARATOR)]
     return [part for part in parts if part]
 
@@ -200,7 +208,10 @@ def _equal_nodes(gold: _Node, response: _Node, symbolic: Symbolic) -> bool:
     if "set" in kinds and "atom" in kinds and len(gold.items + response.items) == 1:
         return _equal_nodes((*gold.items, gold)[0], (*response.items, response)[0], symbolic)
     if "atom" in kinds and {"union", "sequence", "set"}.intersection(kinds) and "list" not in kinds:
-        if re.search(r"\\(setminus|cap|mathbb|cup)(?![a-zA-Z])|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|[<>|]", gold.text + response.text):
+        if re.search(
+            r"\\(setminus|cap|mathbb|cup)(?![a-zA-Z])|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|[<>|]",
+            gold.text + response.text,
+        ):
             return _ask(symbolic, "general", gold.text, response.text)
     return False
 
@@ -278,7 +289,10 @@ def _is_label(side: str) -> bool:
 
 
 def _has_variables(side: str) -> bool:
-    return re.search(r"[A-Za-z]", re.sub(r"\\(?:frac|d?sqrt|pi|cdot|times|div|binom)(?![a-zA-Z])", "", side)) is not None
+    return (
+        re.search(r"[A-Za-z]", re.sub(r"\\(?:frac|d?sqrt|pi|cdot|times|div|binom)(?![a-zA-Z])", "", side))
+        is not None
+    )
 
 
 def _same_name(one: str, other: str) -> bool:
@@ -324,7 +338,9 @@ _UNITS = {
     }.items()
     for name in names.split()
 }
-_NO_UNIT = re.compile(r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|for|mod|than|least|most|either|between|to|but)(?![a-z])|n't")
+_NO_UNIT = re.compile(
+    r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|for|mod|than|least|most|either|between|to|but)(?![a-z])|n't"
+)
 _UNIT = re.compile(
     r"(?P<value>.*[\d})!a-z])\s*(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?<=[\d})! ])(?P<plain>[A-Za-z][A-Za-z./' \-]+))"
     r"(?:\^?\{?(?P<power>\d)\}?)?(?:\\text\{[^\d{}]*\}|/[a-z]+)?)",
@@ -417,7 +433,9 @@ def _rational(text: str) -> Fraction | None:
         return None
 
 
-def _equal_notations(gold: str, response: str, gold_value: Fraction | None, response_value: Fraction | None) -> bool | None:
+def _equal_notations(
+    gold: str, response: str, gold_value: Fraction | None, response_value: Fraction | None
+) -> bool | None:
     """Number bases, ratios and times; None if it is none of them."""
     if based := _BASED.fullmatch(gold) or _BASED.fullmatch(response):
         one, other = _BASED.fullmatch(gold), _BASED.fullmatch(response)
@@ -432,7 +450,12 @@ def _equal_notations(gold: str, response: str, gold_value: Fraction | None, resp
         parts = [Fraction(part) for part in (gold if ratios[0] else response).split(":")]
         fraction = response_value if ratios[0] else gold_value
         written = response if ratios[0] else gold
-        return len(parts) == 2 and parts[1] != 0 and "/" in written.replace("\\frac", "/") and parts[0] / parts[1] == fraction
+        return (
+            len(parts) == 2
+            and parts[1] != 0
+            and "/" in written.replace("\\frac", "/")
+            and parts[0] / parts[1] == fraction
+        )
     return None
 
 
@@ -441,7 +464,11 @@ def _only_number(text: str) -> Fraction | None:
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     numbers = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?![\w^/*+=(])", text)
     rest = re.sub(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", " ", text)
-    if len(numbers) != 1 or _NO_UNIT.search(rest.replace(" to ", " ")) or not re.fullmatch(r"[A-Za-z \-'.,%:]*", rest):
+    if (
+        len(numbers) != 1
+        or _NO_UNIT.search(rest.replace(" to ", " "))
+        or not re.fullmatch(r"[A-Za-z \-'.,%:]*", rest)
+    ):
         return None
     return _rational(numbers[0].rstrip(","))
 

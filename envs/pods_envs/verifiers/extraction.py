@@ -59,7 +59,7 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
         return _last_words(reasoning, names)
     found, place = _last_place(visible, names)
     if place is not None:
-        text = _innermost(place.answer)
+        text = _innermost(found, place.answer)
         return Extraction(text, found, True) if text else NOTHING
     if answer_format != "auto":
         return NOTHING
@@ -90,7 +90,7 @@ def _last_words(reasoning: str, names: tuple[str, ...]) -> Extraction:
     found, place = _last_place(reasoning, names)
     if place is None or re.search(r"[^\s.$*\\)\]]", reasoning[place.end :]):
         return NOTHING
-    text = _innermost(place.answer)
+    text = _innermost(found, place.answer)
     return Extraction(text, found) if text else NOTHING
 
 
@@ -100,17 +100,19 @@ def _last_place(text: str, names: tuple[str, ...]) -> tuple[str, _Place | None]:
     return max(places, key=lambda item: item[1].end, default=("", None))
 
 
-def _innermost(answer: str | None) -> str | None:
+def _innermost(found: str, answer: str | None) -> str | None:
     """The answer within an answer: `<answer>...</answer>` may hold a box, a `####`, or lines of working."""
     if answer is None:
         return None
     box = last_box(answer)
     if box is not None:
         return box.answer or None
-    if "####" in answer:
-        answer = answer.rsplit("####", 1)[1]
-    lines = answer.strip().splitlines() or [""]
-    return (lines[-1] if "\\begin" not in answer and "\\[" not in answer else answer).strip() or None
+    if found == "xml":
+        if "####" in answer:
+            answer = answer.rsplit("####", 1)[1]
+        if "\\begin" not in answer and "\\[" not in answer:
+            answer = answer.strip().rsplit("\n", 1)[-1]
+    return answer.strip() or None
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*")

@@ -60,7 +60,9 @@ def verify_many(
         ValueError: Lengths that differ, an unknown dataset or answer format.
     """
     if len(responses) != len(golds):
-        raise ValueError(f"{len(responses)} responses and {len(golds)} golds: there must be one gold a response")
+        raise ValueError(
+            f"{len(responses)} responses and {len(golds)} golds: there must be one gold a response"
+        )
     verdicts = [_exact(*pair, dataset, answer_format) for pair in zip(responses, golds, strict=True)]
     if all(isinstance(verdict, Verdict) for verdict in verdicts):
         return verdicts  # type: ignore[return-value]
@@ -89,7 +91,9 @@ def _exact(
 ) -> Verdict | Callable[[float], Verdict]:
     """The verdict, or where exact comparison cannot tell, a function of the time limit that finds it."""
     if dataset not in DATASETS:
-        raise ValueError(f"dataset={dataset!r} is not one of {', '.join(DATASETS)}; 'math' suits other sources too")
+        raise ValueError(
+            f"dataset={dataset!r} is not one of {', '.join(DATASETS)}; 'math' suits other sources too"
+        )
     start = time.perf_counter()
     extraction = extract(response, answer_format, last_number=dataset == "gsm8k")
     verdict = functools.partial(
@@ -108,7 +112,9 @@ def _exact(
         return verdict(False, "error")
 
 
-def _symbolic(reference: str, answer: str, verdict: Callable[[bool, str], Verdict], time_limit: float) -> Verdict:
+def _symbolic(
+    reference: str, answer: str, verdict: Callable[[bool, str], Verdict], time_limit: float
+) -> Verdict:
     budget = Budget(time_limit)
 
     def ask(kind: str, gold: str, response: str) -> bool:
@@ -152,7 +158,5 @@ def _reference(gold: str) -> str:
     return gold.strip()
 
 
-def _verdict(
-    correct: bool, method: str, *, start: float, extracted: str | None, format_ok: bool
-) -> Verdict:
+def _verdict(correct: bool, method: str, *, start: float, extracted: str | None, format_ok: bool) -> Verdict:
     return Verdict(float(correct), correct, extracted, method, time.perf_counter() - start, format_ok)

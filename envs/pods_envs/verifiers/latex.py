@@ -61,7 +61,10 @@ _RULES = tuple(
         (r"\\\\(?:\[[\w. ]*\])?", _NEWLINE),
         (r"\*\*|`", ""),
         (r"\\(?:left|right)\s*\.", ""),
-        (rf"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits|boldsymbol|ensuremath){_END}", ""),
+        (
+            rf"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits|boldsymbol|ensuremath){_END}",
+            "",
+        ),
         (r"\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}", ""),
         # thousands written in TeX: 10,\!000  10{,}000  10\,000
         (r"(?<=\d)(?:, ?\\! ?|\{,\}|\\[,;:] ?)(?=\d{3}(?!\d))", ""),
@@ -201,7 +204,10 @@ def split(text: str, separators: str) -> list[tuple[str, str]]:
     Returns:
         (separator before, part) pairs; the first separator is empty.
     """
-    pattern = re.compile(rf"(?P<separator>{separators})|(?P<text>\\text\{{[^{{}}]*\}})|\\begin|\\end|(?P<bracket>\\?[()\[\]{{}}])|\\.", re.S)
+    pattern = re.compile(
+        rf"(?P<separator>{separators})|(?P<text>\\text\{{[^{{}}]*\}})|\\begin|\\end|(?P<bracket>\\?[()\[\]{{}}])|\\.",
+        re.S,
+    )
     parts = []
     depth = start = 0
     before = ""

@@ -64,7 +64,9 @@ class _Worker:
             SymbolicError: No answer.
         """
         assert self.process.stdin is not None
-        while select.select([self.process.stdout], [], [], 0)[0]:  # the last words of a child that was killed idle
+        while select.select([self.process.stdout], [], [], 0)[
+            0
+        ]:  # the last words of a child that was killed idle
             if not self._reply(0):
                 raise SymbolicError("error")
         request = {"kind": kind, "gold": gold, "response": response, "seconds": seconds}
@@ -225,4 +227,3 @@ def _after_fork_in_child() -> None:
 
 atexit.register(close_pool)
 os.register_at_fork(after_in_child=_after_fork_in_child)
-

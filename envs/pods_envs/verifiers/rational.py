@@ -194,7 +194,9 @@ class _Parser:
 
 def _number(token: str) -> Fraction:
     mantissa, _, exponent = token.replace(",", "").lower().partition("e")
-    if len(mantissa) > 4000 or abs(int(exponent or 0)) > 4000:  # str -> int is quadratic and refuses beyond 4,300
+    if (
+        len(mantissa) > 4000 or abs(int(exponent or 0)) > 4000
+    ):  # str -> int is quadratic and refuses beyond 4,300
         raise TooLargeError(token[:40])
     return Fraction(mantissa.rstrip(".") or "0") * Fraction(10) ** int(exponent or 0)
 

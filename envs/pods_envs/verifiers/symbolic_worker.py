@@ -98,7 +98,9 @@ def equal_generally(gold, response):
     import math_verify  # rarely needed, and slow to import
 
     return bool(
-        math_verify.verify(gold, response, float_rounding=DIGITS, numeric_precision=DIGITS, timeout_seconds=None)
+        math_verify.verify(
+            gold, response, float_rounding=DIGITS, numeric_precision=DIGITS, timeout_seconds=None
+        )
     )
 
 
