@@ -12,7 +12,8 @@ from pods_envs.verifiers.rational import NotRationalError, evaluate
 
 MAX_SYMBOLIC = 1_000  # characters of an expression that computer algebra is asked about
 MAX_ITEMS = 64  # of a list whose order does not matter
-MAX_DEPTH = 20
+MAX_DEPTH = 20  # of tuples in tuples and the like
+MAX_NESTING = 60  # of brackets of any kind
 
 # (kind, gold, response) -> equal; kind is `value`, `equation` or `general` (sets, inequalities)
 Symbolic = Callable[[str, str, str], bool]
@@ -46,6 +47,8 @@ def equal(gold: str, response: str, symbolic: Symbolic = undecided) -> bool:
     """
     if _key(gold) == _key(response):
         return True
+    if _nesting(response) > MAX_NESTING:
+        raise UnparsableError("nested too deep")
     gold_nodes = [_parse(gold)]
     if _THOUSANDS.fullmatch(gold):  # 100,200 is a number, or a list of two
         gold_nodes.append(_parse(gold.replace(",", ", ")))
@@ -124,7 +127,7 @@ def _parse(text: str, depth: int = 0) -> _Node:
             return _Node(
                 "sequence", text, tuple(_parse(part, depth + 1) for part in parts), text[0] + text[-1]
             )
-        if text[0] == "(" and text[-1] == ")":
+        if text[0] + text[-1] == "()" or _MATRIX.fullmatch(inner):
             return _parse(inner, depth + 1)
     if re.search(r"\\[pm]{2}(?![a-zA-Z])", text):
         signs = [("+", "-"), ("-", "+")]
@@ -339,10 +342,10 @@ _UNITS = {
     for name in names.split()
 }
 _NO_UNIT = re.compile(
-    r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|for|mod|than|least|most|either|between|to|but)(?![a-z])|n't"
+    r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|for|mod|than|least|most|either|between|to|but|plus|minus|divided|multiplied)(?![a-z])|n't"
 )
 _UNIT = re.compile(
-    r"(?P<value>.*[\d})!a-z])\s*(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?<=[\d})! ])(?P<plain>[A-Za-z][A-Za-z./' \-]+))"
+    r"(?P<value>.*(?:[\d})!]|\\[A-Za-z]+|(?<![A-Za-z])[a-z]))\s*(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?P<plain>(?<=[\d})! ])[A-Za-z][A-Za-z./' \-]+))"
     r"(?:\^?\{?(?P<power>\d)\}?)?(?:\\text\{[^\d{}]*\}|/[a-z]+)?)",
     re.S,
 )
@@ -462,12 +465,12 @@ def _equal_notations(
 def _only_number(text: str) -> Fraction | None:
     """The value of a sentence with exactly one number, such as "Janet has 18 apples left"."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    numbers = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?![\w^/*+=(])", text)
+    numbers = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?![\w^/*+=])", text)
     rest = re.sub(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", " ", text)
     if (
         len(numbers) != 1
         or _NO_UNIT.search(rest.replace(" to ", " "))
-        or not re.fullmatch(r"[A-Za-z \-'.,%:]*", rest)
+        or not re.fullmatch(r"[A-Za-z \-'.,%:()]*", rest)
     ):
         return None
     return _rational(numbers[0].rstrip(","))
@@ -491,10 +494,21 @@ def _ask(symbolic: Symbolic, kind: str, gold: str, response: str) -> bool:
     return symbolic(kind, gold, response)
 
 
+def _nesting(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth -= 1
+    return deepest
+
+
 def _balanced(text: str) -> bool:
     depth = 0
     for character in re.sub(r"\\[{}]", "", text):
         depth += (character == "{") - (character == "}")
-        if depth < 0 or depth > MAX_DEPTH:
+        if depth < 0:
             return False
     return depth == 0

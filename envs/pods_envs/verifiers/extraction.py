@@ -115,13 +115,13 @@ def _innermost(found: str, answer: str | None) -> str | None:
     return answer.strip() or None
 
 
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*|(?<![a-zA-Z\\])boxed(?=\{)")
 _BARE = re.compile(r"-?[\w.,/]{0,100}\w|\\\w+")
 
 
 def last_box(text: str) -> _Place | None:
     r"""The last `\boxed{...}`, `\fbox{...}` or `\boxed 42`. Of boxes within a box only the braces stay."""
-    if "\\boxed" not in text and "\\f" not in text:
+    if "box" not in text:
         return None
     ends: dict[int, int] | None = None
     last: _Place | None = None
@@ -158,7 +158,7 @@ def _last_hash(text: str) -> _Place | None:
         answer = field.group(1)
         if _HEADING.match(answer) or (not re.search(r"\d", answer) and text[field.end() :].strip()):
             continue
-        last = _Place(match.start(), field.end(), answer)
+        last = _Place(match.start(), field.end(), answer.rstrip(" \t#"))
     return last
 
 

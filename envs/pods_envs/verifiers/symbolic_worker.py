@@ -22,7 +22,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 OUT_OF_MEMORY, RENEW = 3, 4  # exit codes of the child; 0: the requests have ended
 REQUESTS_PER_CHILD = 1000  # sympy's caches grow
-DIGITS = 40
+DIGITS = 50
 NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=False, nits=False, boxed="none", equations=False
 )
@@ -53,12 +53,17 @@ def points(expressions):
 def numeric(expression, values):
     """The value to DIGITS digits, or None where it has none."""
     value = expression.subs(values, simultaneous=True).evalf(DIGITS)
-    return value if value.is_number and value.is_finite else None
+    if not (value.is_number and value.is_finite):
+        return None
+    floats = value.atoms(sympy.Float)
+    if floats and all(number._prec == 1 for number in floats):
+        return sympy.Integer(0)  # not one digit is certain: sin(pi)
+    return value
 
 
 def close(one, other):
     difference = abs(one - other).evalf(DIGITS)
-    return bool(difference <= 10 ** sympy.Integer(-25) * max(abs(one), abs(other)).evalf(DIGITS))
+    return bool(difference <= 10 ** sympy.Integer(10 - DIGITS) * max(abs(one), abs(other)).evalf(DIGITS))
 
 
 def equal_values(gold, response):
