@@ -9,6 +9,7 @@ a test fails, the patch can go.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import socket
 from collections.abc import Callable
@@ -45,6 +46,7 @@ def patch_process_group(module: ModuleType) -> None:
     torch's default store listens on every interface of the machine.
     """
 
+    @functools.wraps(module.initialize_global_process_group_ray)
     def initialize_global_process_group_ray(
         timeout_second: float | None = None, backend: str | None = None
     ) -> None:
@@ -122,6 +124,7 @@ def patch_fsdp_build(module: ModuleType) -> None:
     """
     original = module.FSDPEngine._build_fsdp_module
 
+    @functools.wraps(original)
     def _build_fsdp_module(self: Any, torch_module: Any) -> Any:
         from torch.distributed.fsdp import _init_utils
 
