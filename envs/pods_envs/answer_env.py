@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ class AnswerVerifier:
     answer_format: str
 
     def __call__(self, response: str, problem: Problem) -> Verdict:
+        """The verdict on `response`."""
         return verify(response, problem.answer, self.dataset, self.answer_format)
 
 
@@ -36,15 +38,16 @@ class AnswerEnv(ReasoningEnv):
     A subclass says where its problems come from and how they are written.
 
     Args:
-        source: `hub` for the original data set (through the package `datasets`), `procedural` for problems made on
-            the spot, or anything that sources.load_problems takes: a `.jsonl` or `.parquet` file in the original
-            schema, the name of another data set of the hub, an iterable of rows or Problems.
+        source: `hub` for the original data set (through the package `datasets`), `procedural` for problems
+            made on the spot, or anything that sources.load_problems takes: a `.jsonl` or `.parquet` file in
+            the original schema, the name of another data set of the hub, an iterable of rows or Problems.
         split: The split of the hub, or of the procedural problems. A file or an iterable is taken whole.
         size: At most that many problems; None for all (procedural: 1,024).
         seed: Of the procedural problems.
         answer_format: Where the answer has to stand: `boxed`, `hash`, `xml`, or `auto` for any of them
             (verifiers.extraction says more).
-        prompt_template: The user message with `{question}`; None for the question and an instruction on the format.
+        prompt_template: The user message with `{question}`; None for the question and an instruction on the
+            format.
         kwargs: See ReasoningEnv.
     """
 
@@ -88,13 +91,16 @@ class AnswerEnv(ReasoningEnv):
         raise NotImplementedError
 
     def reference_response(self, problem: Problem) -> str:
+        """The reference answer where the answer format wants it."""
         return _REFERENCE_RESPONSES[self.asked_format] % problem.answer
 
     async def verify_async(self, response: str, problem: Problem) -> Verdict:
+        """`verify` for an event loop, which computer algebra does not block."""
         verdict = await verify_async(response, problem.answer, self.dataset, self.answer_format)
         return verdict.weighted(self.format_weight)
 
     def verify_many(self, responses: Sequence[str], problems: Sequence[Problem]) -> list[Verdict]:
+        """`verify` for each pair, in order; what needs computer algebra runs on all workers at once."""
         golds = [problem.answer for problem in problems]
         verdicts = verify_many(responses, golds, self.dataset, self.answer_format)
         return [verdict.weighted(self.format_weight) for verdict in verdicts]
@@ -104,8 +110,6 @@ def make_from(
     makers: Sequence[Callable[..., Problem]], name: str, *, size: int, split: str, seed: int
 ) -> list[Problem]:
     """`size` problems by randomly chosen makers, each called with a seeded `random.Random`."""
-    import random
-
     if split not in ("train", "test"):
         raise ValueError(f"split={split!r} is not 'train' or 'test'")
     rng = random.Random(f"pods/{name}/{split}/{seed}")

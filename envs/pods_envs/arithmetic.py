@@ -43,9 +43,10 @@ LEVELS: tuple[Callable[[random.Random], str], ...] = (_level0, _level1, _level2,
 
 
 def make_problems(level: int, *, size: int, split: str = "train", seed: int = 0) -> list[Problem]:
-    """`size` sums of a level. The same arguments give the same sums; a longer list starts with the shorter one.
+    """`size` sums of a level; the same arguments give the same, and a longer list starts with the shorter.
 
-    The splits come from different seeds. Level 0 has only 100 different sums, so there both splits hold the same ones.
+    The splits come from different seeds. Level 0 has only 100 different sums, so there both splits hold the
+    same ones.
     """
     if not (isinstance(level, int) and 0 <= level < len(LEVELS)):
         raise ValueError(f"level={level!r} is not in 0..{len(LEVELS) - 1}")
@@ -58,7 +59,10 @@ def make_problems(level: int, *, size: int, split: str = "train", seed: int = 0)
 
 
 def verify_integer(response: str, problem: Problem) -> Verdict:
-    """The whole first line must be the integer. What follows a newline or an end token (`</s>`, `<eos>`) is ignored."""
+    """The whole first line must be the integer.
+
+    What follows a newline or an end token (`</s>`, `<eos>`) is ignored.
+    """
     start = time.perf_counter()
     field = re.split(r"\n|</?\|?\w+\|?>", response, maxsplit=1)[0].strip()
     format_ok = re.fullmatch(r"[+-]?[0-9]{1,100}", field) is not None
@@ -72,8 +76,8 @@ class ArithmeticEnv(ReasoningEnv):
     """Sums whose answer is an integer.
 
     Args:
-        level: 0: one-digit addition; 1: two-digit addition and subtraction; 2: three numbers; 3: multiplication;
-            4: multiplication before addition; 5: parentheses.
+        level: 0: one-digit addition; 1: two-digit addition and subtraction; 2: three numbers;
+            3: multiplication; 4: multiplication before addition; 5: parentheses.
         split: `train` or `test`.
         size: Number of problems.
         seed: Makes another set of problems.

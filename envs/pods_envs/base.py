@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import multiprocessing
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -40,7 +40,8 @@ class Verdict:
         extracted: The answer found in the response; None if there is none.
         method: How it was decided: `exact`, `symbolic`, `no_answer`, `unparsable`, `timeout`, `memory`, ...
             (docs/verification.md lists them all).
-        seconds: Wall-clock time of the decision. Not part of equality: two verdicts that say the same are equal.
+        seconds: Wall-clock time of the decision. Not part of equality: two verdicts that say the same are
+            equal.
         format_ok: Whether the answer stood where the answer format wants it.
     """
 
@@ -58,18 +59,21 @@ class Verdict:
 
 
 class Verifier(Protocol):
-    """Judges a response to a problem. It never raises and never hangs: what it cannot judge is not correct."""
+    """Judges a response to a problem; never raises, never hangs: what it cannot judge is not correct."""
 
-    def __call__(self, response: str, problem: Problem) -> Verdict: ...
+    def __call__(self, response: str, problem: Problem) -> Verdict:
+        """The verdict on `response`."""
 
 
 class AnyText(gymnasium.Space[str]):
     """Every Python string: any unicode, lone surrogates included, and the empty string.
 
-    `gymnasium.spaces.Text` defaults to alphanumeric characters and at least one of them, which no prompt satisfies.
+    `gymnasium.spaces.Text` defaults to alphanumeric characters and at least one of them, which no prompt
+    satisfies.
 
     Args:
-        max_bytes: Room for one text (UTF-8) in the shared memory of an `AsyncVectorEnv`. Not a limit on membership.
+        max_bytes: Room for one text (UTF-8) in the shared memory of an `AsyncVectorEnv`. Not a limit on
+            membership.
         seed: Seed of `sample`.
     """
 
@@ -79,9 +83,11 @@ class AnyText(gymnasium.Space[str]):
 
     @property
     def is_np_flattenable(self) -> bool:
+        """No: texts have no fixed length."""
         return False
 
     def contains(self, x: Any) -> bool:
+        """Whether `x` is a string."""
         return isinstance(x, str)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
@@ -97,9 +103,9 @@ class AnyText(gymnasium.Space[str]):
         return "AnyText()"
 
 
-# gymnasium.make_vec(..., vectorization_mode="async") passes observations through shared memory by default. A slot
-# is four bytes of length and then the text. AsyncVectorEnv reads once, keeps the result and deep-copies it for the
-# user at each step, so the result is a live view whose deep copy is the tuple of texts.
+# gymnasium.make_vec(..., vectorization_mode="async") passes observations through shared memory by default. A
+# slot is four bytes of length and then the text. AsyncVectorEnv reads once, keeps the result and deep-copies
+# it for the user at each step, so the result is a live view whose deep copy is the tuple of texts.
 class _SharedTexts(Sequence[str]):
     def __init__(self, memory: Any, n: int, max_bytes: int):
         self._memory, self._n, self._max_bytes = memory, n, max_bytes
@@ -134,8 +140,8 @@ def _write(space: AnyText, index: int, value: str, shared_memory: Any) -> None:
     data = value.encode("utf-8", "surrogatepass")
     if len(data) > space.max_bytes:
         raise ValueError(
-            f"an observation of {len(data)} bytes does not fit into the {space.max_bytes} bytes of shared memory "
-            "for it; pass vector_kwargs={'shared_memory': False} to gymnasium.make_vec"
+            f"an observation of {len(data)} bytes does not fit into the {space.max_bytes} bytes of shared "
+            "memory for it; pass vector_kwargs={'shared_memory': False} to gymnasium.make_vec"
         )
     start = index * (4 + space.max_bytes)
     slots = memoryview(shared_memory.get_obj()).cast("B")
@@ -143,15 +149,17 @@ def _write(space: AnyText, index: int, value: str, shared_memory: Any) -> None:
 
 
 class ReasoningEnv(gymnasium.Env[str, str]):
-    """A problem is asked, a response is verified; with `max_turns` > 1 a wrong response gets feedback and another try.
+    """A problem is asked, a response verified; with `max_turns` > 1 a wrong one gets feedback and a next try.
 
-    One instance serves gymnasium by hand (`reset`, `step`), a trainer's data (`problems`, `messages`) and its reward
-    function (`verify`). The reward of an episode is that of its last response; earlier, wrong ones give 0.
+    One instance serves gymnasium by hand (`reset`, `step`), a trainer's data (`problems`, `messages`) and its
+    reward function (`verify`). The reward of an episode is that of its last response; earlier, wrong ones
+    give 0.
 
     Args:
         problems: The problems, in the order of their index.
         verifier: Judges a response to one of them.
-        prompt_template: The user message; `{question}` stands for the question. Other braces are left as they are.
+        prompt_template: The user message; `{question}` stands for the question. Other braces are left as they
+            are.
         system_prompt: The system message; None for none.
         format_weight: Share in [0, 1] of the reward given for a well-formed answer, right or wrong.
         max_turns: Responses allowed in one episode.
@@ -159,7 +167,7 @@ class ReasoningEnv(gymnasium.Env[str, str]):
         render_mode: None or `ansi` (`render` returns the conversation so far).
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (declared like this by gymnasium)
 
     def __init__(
         self,
@@ -225,7 +233,8 @@ class ReasoningEnv(gymnasium.Env[str, str]):
         """Scores every reference answer against itself.
 
         Returns:
-            (index, verdict) of the problems whose own reference response is not judged correct; empty if all is well.
+            (index, verdict) of the problems whose own reference response is not judged correct; empty if all
+            is well.
         """
         responses = [self.reference_response(problem) for problem in self.problems]
         verdicts = self.verify_many(responses, self.problems)
@@ -259,8 +268,8 @@ class ReasoningEnv(gymnasium.Env[str, str]):
         """Judges a response.
 
         Returns:
-            The feedback (empty at the end of the episode), the reward, terminated, truncated (always False) and
-            `{"correct", "extracted", "reference", "format_ok", "verdict"}`.
+            The feedback (empty at the end of the episode), the reward, terminated, truncated (always False)
+            and `{"correct", "extracted", "reference", "format_ok", "verdict"}`.
         """
         if self._problem is None:
             raise gymnasium.error.ResetNeeded("step() needs a problem: call reset() first")

@@ -1,4 +1,4 @@
-"""`pods/GSM8K-v0`: grade-school word problems (Cobbe et al. 2021, arXiv 2110.14168), and a maker of similar ones."""
+"""`pods/GSM8K-v0`: grade-school word problems (Cobbe et al. 2021, arXiv 2110.14168), and made ones."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class GSM8KEnv(AnswerEnv):
 
     @staticmethod
     def make_problems(*, size: int, split: str, seed: int) -> list[Problem]:
+        """Word problems of five kinds."""
         return make_from(
             (_shopping, _sharing, _saving, _travelling, _discount), "GSM8K", size=size, split=split, seed=seed
         )
@@ -51,7 +52,9 @@ def _shopping(rng: random.Random) -> Problem:
         f"How many dollars does {name} spend?"
     )
     total = pens * price + books * cost
-    steps = f"The pens cost {pens}*{price}=${pens * price}.\nThe books cost {books}*{cost}=${books * cost}.\nTogether ${total}."
+    steps = (
+        f"Pens: {pens}*{price}=${pens * price}.\nBooks: {books}*{cost}=${books * cost}.\nTogether ${total}."
+    )
     return _problem(question, steps, total)
 
 
@@ -59,7 +62,7 @@ def _sharing(rng: random.Random) -> Problem:
     name, friends, each, left = _name(rng), rng.randint(2, 9), rng.randint(2, 12), rng.randint(0, 8)
     total = friends * each + left
     question = (
-        f"{name} has {total} marbles, keeps {left} of them and shares the rest equally among {friends} friends. "
+        f"{name} has {total} marbles, keeps {left} of them and shares the rest among {friends} friends. "
         "How many marbles does each friend get?"
     )
     return _problem(
@@ -98,10 +101,13 @@ def _travelling(rng: random.Random) -> Problem:
     )
     total = speed * hours + (speed + faster) * more
     question = (
-        f"A bus drives {hours} hours at {speed} km per hour and then {more} hours {faster} km per hour faster. "
+        f"A bus drives {hours} hours at {speed} km per hour, then {more} hours {faster} km per hour faster. "
         "How many kilometers does it drive in total?"
     )
-    steps = f"First {speed}*{hours}={speed * hours} km, then {speed + faster}*{more}={(speed + faster) * more} km: {total} km."
+    steps = (
+        f"First {speed}*{hours}={speed * hours} km.\nThen {speed + faster}*{more}={(speed + faster) * more} km.\n"
+        f"Together {total} km."
+    )
     return _problem(question, steps, total)
 
 

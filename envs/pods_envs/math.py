@@ -1,4 +1,7 @@
-"""`pods/MATH-v0`, `pods/MATH500-v0`: competition problems (Hendrycks et al. 2021, arXiv 2103.03874; Lightman et al. 2023)."""
+"""`pods/MATH-v0`, `pods/MATH500-v0`: competition problems, and a maker of simple ones.
+
+MATH: Hendrycks et al. 2021, arXiv 2103.03874. The 500 test problems: Lightman et al. 2023, arXiv 2305.20050.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ class MATHEnv(AnswerEnv):
 
     @staticmethod
     def make_problems(*, size: int, split: str, seed: int) -> list[Problem]:
+        """Problems of six kinds; the answers are numbers, fractions, lists, intervals and pairs."""
         return make_from(
             (_linear, _fractions, _roots, _power, _inequality, _midpoint),
             "MATH",

@@ -1,9 +1,8 @@
 """Arithmetic: its problems and its strict verifier."""
 
 import gymnasium
-import pytest
-
 import pods_envs
+import pytest
 from pods_envs.arithmetic import CHARACTERS, LEVELS, make_problems
 
 

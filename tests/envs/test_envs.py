@@ -4,10 +4,9 @@ import pickle
 import warnings
 
 import gymnasium
+import pods_envs  # noqa: F401
 import pytest
 from gymnasium.utils.env_checker import check_env
-
-import pods_envs  # noqa: F401
 from pods_envs.registration import ENTRY_POINTS
 
 # keywords that make an id independent of data files

@@ -1,4 +1,4 @@
-"""Verification of final answers: extraction, cleaning, exact comparison, computer algebra in killable processes."""
+"""Verification of final answers: extraction, cleaning, exact comparison, killable computer algebra."""
 
 from pods_envs.verifiers.extraction import extract
 from pods_envs.verifiers.judge import verify, verify_async, verify_many

@@ -1,4 +1,4 @@
-"""Whether two answers in plain LaTeX (see latex.clean) are equal: first their structure, then value by value."""
+"""Whether two answers in plain LaTeX (see latex.clean) are equal: structure first, then value by value."""
 
 from __future__ import annotations
 
@@ -52,19 +52,23 @@ def equal(gold: str, response: str, symbolic: Symbolic = undecided) -> bool:
     gold_nodes = [_parse(gold)]
     if _THOUSANDS.fullmatch(gold):  # 100,200 is a number, or a list of two
         gold_nodes.append(_parse(gold.replace(",", ", ")))
-    if (gold_value := _rational(gold)) is not None and has_words(response):
-        if _only_number(response) == gold_value:
-            return True
+    gold_value = _rational(gold)
+    if gold_value is not None and has_words(response) and _only_number(response) == gold_value:
+        return True
     node = _parse(response)
     return any(_equal_nodes(gold_node, node, symbolic) for gold_node in gold_nodes)
 
 
-# ---- structure -----------------------------------------------------------------------------------------------------
+# ---- structure ----
 
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """`kind`: atom, list (bare, order free), set, sequence (in brackets, ordered: tuple or interval), matrix, union."""
+    """A piece of an answer.
+
+    `kind` is atom, list (bare, in any order), set, sequence (in brackets, ordered: tuple or interval), matrix
+    or union.
+    """
 
     kind: str
     text: str
@@ -74,7 +78,10 @@ class _Node:
 
 
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_LIST_SEPARATOR = r"[,;]|\\text\{,? ?(?:and|or|AND|OR) ?,?\}|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])|\\(?:lor|vee|land)(?![a-zA-Z])"
+_LIST_SEPARATOR = (
+    r"[,;]|\\text\{,? ?(?:and|or|AND|OR) ?,?\}|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])"
+    r"|\\(?:lor|vee|land)(?![a-zA-Z])"
+)
 _MATRIX = re.compile(
     r"\\begin\{([pbBvV]?|small)matrix\}(.*)\\end\{\1matrix\}|\\begin\{array\}(?:\{[lcr|]*\})(.*)\\end\{array\}",
     re.S,
@@ -84,6 +91,7 @@ _FUNCTION = re.compile(rf"(?:{_NAME.pattern}|f\^\{{-1\}})\([^()]*\)")
 _STRUCTURE_NAME = re.compile(
     rf"{_NAME.pattern}|\([A-Za-z](?:,[A-Za-z])+\)|\\(?:vec|overrightarrow|text)\{{\w+\}}"
 )
+_SETS = re.compile(r"\\(?:setminus|cap|mathbb|cup|le|ge)(?![a-zA-Z])|[<>|]")
 _LESS = r"<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])"
 
 
@@ -210,12 +218,8 @@ def _equal_nodes(gold: _Node, response: _Node, symbolic: Symbolic) -> bool:
         return _match(gold.items, response.items, symbolic)
     if "set" in kinds and "atom" in kinds and len(gold.items + response.items) == 1:
         return _equal_nodes((*gold.items, gold)[0], (*response.items, response)[0], symbolic)
-    if "atom" in kinds and {"union", "sequence", "set"}.intersection(kinds) and "list" not in kinds:
-        if re.search(
-            r"\\(setminus|cap|mathbb|cup)(?![a-zA-Z])|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|[<>|]",
-            gold.text + response.text,
-        ):
-            return _ask(symbolic, "general", gold.text, response.text)
+    if "atom" in kinds and "list" not in kinds and _SETS.search(gold.text + response.text):
+        return _ask(symbolic, "general", gold.text, response.text)
     return False
 
 
@@ -247,7 +251,7 @@ def _match(gold: Sequence[_Node], response: Sequence[_Node], symbolic: Symbolic)
     return True
 
 
-# ---- equations -----------------------------------------------------------------------------------------------------
+# ---- equations ----
 
 
 def _equal_atoms(gold: str, response: str, symbolic: Symbolic) -> bool:
@@ -283,7 +287,7 @@ def _all_equal(gold: str, sides: Sequence[str], symbolic: Symbolic) -> bool:
 
 
 def _is_label(side: str) -> bool:
-    r"""Whether the left side of an equation names what is asked for: `x`, `f(x)`, `a+b`, `\sin A`, `\text{Total}`.
+    r"""Whether the left side of an equation names what is asked for: `x`, `f(x)`, `a+b`, `\text{Total}`.
 
     A sum with a constant term, as in `2x-y-18=0`, does not: that is an equation, and 0 is not its answer.
     """
@@ -305,7 +309,7 @@ def _same_name(one: str, other: str) -> bool:
     return _key(one) == _key(other)
 
 
-# ---- single values -------------------------------------------------------------------------------------------------
+# ---- single values ----
 
 _UNITS = {
     name: unit
@@ -345,13 +349,14 @@ _NO_UNIT = re.compile(
     r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|for|mod|than|least|most|either|between|to|but|plus|minus|divided|multiplied)(?![a-z])|n't"
 )
 _UNIT = re.compile(
-    r"(?P<value>.*(?:[\d})!]|\\[A-Za-z]+|(?<![A-Za-z])[a-z]))\s*(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?P<plain>(?<=[\d})! ])[A-Za-z][A-Za-z./' \-]+))"
+    r"(?P<value>.*(?:[\d})!]|\\[A-Za-z]+|(?<![A-Za-z])[a-z]))\s*"
+    r"(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?P<plain>(?<=[\d})! ])[A-Za-z][A-Za-z./' \-]+))"
     r"(?:\^?\{?(?P<power>\d)\}?)?(?:\\text\{[^\d{}]*\}|/[a-z]+)?)",
     re.S,
 )
 _DIGITS_ONLY = re.compile(r"[-+*/(){}\[\]\d., ]*")
 _BASED = re.compile(r"([0-9A-F]+)_\{?(\d+)\}?")
-_RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
+_RATIO = re.compile(r"\d{1,50}(?:\.\d{1,50})?(?::\d{1,50}(?:\.\d{1,50})?)+")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
 
 

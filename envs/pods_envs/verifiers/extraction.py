@@ -16,8 +16,10 @@ class Extraction:
 
     Attributes:
         text: The answer as written; None if the response gives none.
-        found: `boxed`, `hash` or `xml` (strict); `phrase` or `last_number` (flexible, `auto` only); "" for none.
-        format_ok: Whether it stood where the answer format wants it (for `auto`: in any of the strict places).
+        found: `boxed`, `hash` or `xml` (strict); `phrase` or `last_number` (flexible, `auto` only); "" for
+            none.
+        format_ok: Whether it stood where the answer format wants it (for `auto`: in any of the strict
+            places).
     """
 
     text: str | None
@@ -27,7 +29,7 @@ class Extraction:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """The last answer of one kind: text[start:end] is all of it, `answer` its content; None if it is not finished."""
+    """The last answer of one kind, text[start:end], and its content `answer`; None if it is not finished."""
 
     start: int
     end: int
@@ -41,11 +43,11 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
     r"""Finds the final answer.
 
     Args:
-        response: All of the model's text. Reasoning (`<think>...</think>`) is not looked at, but for its last words
-            where nothing follows it: see `_last_words`.
-        answer_format: `boxed`, `hash` (`#### 42`) and `xml` (`<answer>42</answer>`) are strict: only that place is
-            looked at, and the last one counts. `auto`: whichever of the three comes last; if there is none,
-            "the answer is ..." or "Answer: ...".
+        response: All of the model's text. Reasoning (`<think>...</think>`) is not looked at, but for its last
+            words where nothing follows it: see `_last_words`.
+        answer_format: `boxed`, `hash` (`#### 42`) and `xml` (`<answer>42</answer>`) are strict: only that
+            place is looked at, and the last one counts. `auto`: whichever of the three comes last; if there
+            is none, "the answer is ..." or "Answer: ...".
         last_number: With `auto`, at last: the single number in a finished last sentence.
 
     Raises:
@@ -149,7 +151,8 @@ _HEADING = re.compile(r"\s*\**(?:step\b|\d{1,2}[.):]\s+\**[A-Za-z])", re.I)
 def _last_hash(text: str) -> _Place | None:
     """The rest of the line after the last `####`, or the next line with text if that is empty.
 
-    Markdown headings look alike: `#### Step 1`, `#### 2. Add`, and a line without a digit that more text follows.
+    Markdown headings look alike: `#### Step 1`, `#### 2. Add`, and a line without a digit that more text
+    follows.
     """
     last: _Place | None = None
     for match in _HASH.finditer(text):
@@ -168,11 +171,10 @@ _CLOSE_TAG = re.compile(r"</answer>", re.I)
 
 def _last_tag(text: str) -> _Place | None:
     """The last `<answer>...</answer>`."""
-    start = None
-    for start in _OPEN_TAG.finditer(text):
-        pass
-    if start is None:
+    starts = list(_OPEN_TAG.finditer(text))
+    if not starts:
         return None
+    start = starts[-1]
     end = _CLOSE_TAG.search(text, start.end())
     if end is None:
         return _Place(start.start(), start.end(), None)
@@ -190,11 +192,10 @@ _FIELD = 2000  # characters after a phrase that may be part of the answer
 
 def _phrase(text: str) -> str | None:
     """What follows the last "the answer is" or "Answer:" in its sentence; None if that phrase never comes."""
-    match = None
-    for match in _PHRASE.finditer(text):
-        pass
-    if match is None:
+    matches = list(_PHRASE.finditer(text))
+    if not matches:
         return None
+    match = matches[-1]
     field = text[match.end() : match.end() + _FIELD].lstrip(" \n\t*_")
     formula = _FORMULA.match(field)
     if formula and not re.match(r"\s*(?:or|and|,)\s*[\d$\\]", field[formula.end() :]):
@@ -211,7 +212,7 @@ _HEDGE = re.compile(r"(?i)\b(?:or|not|between|maybe|perhaps|either)\b")
 
 
 def _last_number(text: str) -> str | None:
-    """The number that a finished last sentence gives, if it is the only one or follows its last equals sign."""
+    """The number of a finished last sentence, if it is the only one there or after the last equals sign."""
     text = text.strip(" \n\t*_\"'")
     if _NUMBER.fullmatch(text[-100:]):
         return text  # nothing but a number

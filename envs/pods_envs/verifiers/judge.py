@@ -31,8 +31,8 @@ def verify(
     Args:
         response: The model's text; any string.
         gold: The reference answer, or a whole solution that ends in `#### answer` or holds `\boxed{answer}`.
-        dataset: `math`, `math500` or `gsm8k`. With `gsm8k` and `auto`, the single number of a finished last sentence
-            counts as an answer if nothing better is there.
+        dataset: `math`, `math500` or `gsm8k`. With `gsm8k` and `auto`, the single number of a finished last
+            sentence counts as an answer if nothing better is there.
         answer_format: `auto`, `boxed`, `hash` or `xml`; see extraction.extract.
         time_limit: Seconds of computer algebra; only answers that exact comparison leaves open need any.
 
@@ -130,9 +130,11 @@ def _symbolic(
 
 
 def _compare(reference: str, answer: str, symbolic: Symbolic) -> tuple[bool, str]:
+    answer = answer.strip()
+    if answer == reference:
+        return True, "exact"
     if len(answer) > MAX_LENGTH:
-        correct = answer.strip() == reference
-        return correct, "exact" if correct else "too_large" if answer.strip().isdecimal() else "unparsable"
+        return False, "too_large" if answer.isdecimal() else "unparsable"
     cleaned = clean(answer)
     if not cleaned:
         return False, "no_answer"

@@ -1,7 +1,8 @@
 r"""An answer as people and models write it -> one plain form of LaTeX, and the splitting of that form.
 
-The plain form has no `\left`, no spacing commands, `\frac{a}{b}` for every fraction, `\text{...}` for every text
-command, ASCII digits and operators, and no white space except between two digits (`1 1/4`) or within `\text{...}`.
+The plain form has no `\left`, no spacing commands, `\frac{a}{b}` for every fraction, `\text{...}` for every
+text command, ASCII digits and operators, and no white space except between two digits (`1 1/4`) or within
+`\text{...}`.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def plain_characters(text: str) -> str:
 
 
 def _tight(text: str) -> str:
-    r"""Drops white space, but not in `\text{...}`, between two digits, or before a word or a letter that needs it."""
+    r"""Drops white space, but not in `\text{...}`, between two digits, or where a word would run on."""
     parts = re.split(r"(\\text\{[^{}]*\})", text)
     for index, part in enumerate(parts):
         if index % 2 == 0:
@@ -185,7 +186,7 @@ def _tight(text: str) -> str:
 
 
 def closing(text: str, start: int) -> int:
-    r"""Index of the bracket that closes the one at `start`; -1 if none does. `[2,5)` counts: any kind closes any."""
+    r"""Index of the bracket that closes the one at `start`; -1 if none does. Any kind closes any: `[2,5)`."""
     depth = 0
     for match in re.compile(r"\\[^{}]|\\?[()\[\]{}]").finditer(text, start):
         token = match.group()[-1]

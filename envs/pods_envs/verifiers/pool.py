@@ -33,8 +33,8 @@ class _Worker:
     """One supervisor process and its pipes (see symbolic_worker.py)."""
 
     def __init__(self, memory_mb: int):
-        # A plain child process rather than multiprocessing: daemonic processes (AsyncVectorEnv's) may not start
-        # those, and a spawned one would import the user's main script.
+        # A plain child process rather than multiprocessing: daemonic processes (AsyncVectorEnv's) may not
+        # start those, and a spawned one would import the user's main script.
         script = Path(__file__).with_name("symbolic_worker.py")
         self.process = subprocess.Popen(
             [sys.executable, str(script), str(memory_mb), json.dumps(sys.path)],
@@ -63,7 +63,7 @@ class _Worker:
         Raises:
             SymbolicError: No answer.
         """
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         while select.select([self.process.stdout], [], [], 0)[
             0
         ]:  # the last words of a child that was killed idle
@@ -169,6 +169,7 @@ class Pool:
             self.workers.remove(worker)
 
     def close(self) -> None:
+        """Kills the workers."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for worker in self.workers:

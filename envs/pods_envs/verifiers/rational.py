@@ -1,4 +1,4 @@
-"""The exact value of an arithmetic expression: integers, decimals, fractions, mixed numbers, powers, exact roots."""
+"""The exact value of arithmetic: integers, decimals, fractions, mixed numbers, powers, exact roots."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ MAX_LENGTH = 5_000
 
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+\.?\d*(?:[eE][+-]?\d{1,9}(?!\d))?|\.\d+")
 _TOKEN = re.compile(
-    rf"(?P<repeating>\d*\.\d*\\overline\{{\d+\}})|(?P<number>{_NUMBER.pattern})"
+    rf"(?P<repeating>\d{{0,99}}\.\d{{0,99}}\\overline\{{\d{{1,99}}\}})|(?P<number>{_NUMBER.pattern})"
     r"|(?P<command>\\(?:frac|sqrt|binom|cdot|times|div)(?![a-zA-Z]))|(?P<symbol>[-+*/^!(){}\[\] ])"
 )
+_PROPER = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}| (\d+)/(\d+)(?![\d.])")
 _PRIMARY = ("(", "\\frac", "\\sqrt", "\\binom")  # what a product may leave the dot out before
 
 
@@ -173,30 +174,19 @@ class _Parser:
 
     def mixed(self, whole: Fraction, token: str) -> Fraction:
         r"""`1\frac{1}{4}` and `1 1/4` are mixed numbers, not products, if the fraction is a proper one."""
-        spaced = self.take(" ")
-        following = [text for _, text in self.tokens[self.position : self.position + 7]]
-        if token.isdecimal() and following[:2] == ["\\frac", "{"] and following[3:5] == ["}", "{"]:
-            if following[6:] == ["}"] and following[2].isdecimal() and following[5].isdecimal():
-                numerator, denominator = _number(following[2]), _number(following[5])
-                if 0 < numerator < denominator:
-                    self.position += 7
-                    return whole + numerator / denominator
-        elif token.isdecimal() and spaced and following[1:2] == ["/"]:
-            if following[0].isdecimal() and "".join(following[2:3]).isdecimal():
-                numerator, denominator = _number(following[0]), _number(following[2])
-                if 0 < numerator < denominator:
-                    self.position += 3
-                    return whole + numerator / denominator
-        if spaced:
-            raise NotRationalError(self.text)
+        following = "".join(text for _, text in self.tokens[self.position : self.position + 7])
+        match = _PROPER.match(following) if token.isdecimal() else None
+        if match:
+            numerator, denominator = (_number(group) for group in match.groups() if group is not None)
+            if 0 < numerator < denominator:
+                self.position += 4 if following.startswith(" ") else 7
+                return whole + numerator / denominator
         return whole
 
 
 def _number(token: str) -> Fraction:
     mantissa, _, exponent = token.replace(",", "").lower().partition("e")
-    if (
-        len(mantissa) > 4000 or abs(int(exponent or 0)) > 4000
-    ):  # str -> int is quadratic and refuses beyond 4,300
+    if len(mantissa) > 4000 or abs(int(exponent or 0)) > 4000:  # int(str) refuses more than 4,300 digits
         raise TooLargeError(token[:40])
     return Fraction(mantissa.rstrip(".") or "0") * Fraction(10) ** int(exponent or 0)
 

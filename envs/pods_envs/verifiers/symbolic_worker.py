@@ -1,8 +1,8 @@
-"""The worker process that runs computer algebra: started by pool.py as a script, so it imports nothing of ours.
+"""The worker process for computer algebra: pool.py starts it as a script, so it imports nothing of ours.
 
-A supervisor imports sympy and math-verify's LaTeX parser once and forks a child that answers requests, one JSON line each, on the
-inherited pipes. The kernel kills the child when its timer fires or its memory is used up, whatever C code it is in;
-the supervisor says why and forks the next one, which takes milliseconds.
+A supervisor imports sympy and math-verify's LaTeX parser once and forks a child that answers requests, one
+JSON line each, on the inherited pipes. The kernel kills the child when its timer fires or its memory is used
+up, whatever C code it is in; the supervisor says why and forks the next one, which takes milliseconds.
 """
 
 import json
@@ -15,6 +15,8 @@ import os
 import random
 import resource
 import signal
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
@@ -34,7 +36,8 @@ CONVERSION = ConversionConfig(
 )
 
 
-def parse(text):
+def parse(text: str) -> Any:
+    """LaTeX as a sympy object with exact numbers and `i` for the imaginary unit."""
     parsed = latex2sympy(text, normalization_config=NORMALIZATION, conversion_config=CONVERSION)
     if isinstance(parsed, sympy.Basic):
         exact = {number: sympy.Rational(str(number)) for number in parsed.atoms(sympy.Float)}
@@ -42,7 +45,7 @@ def parse(text):
     return parsed
 
 
-def points(expressions):
+def points(expressions: Sequence[Any]) -> Iterator[tuple[int, dict[Any, Any]]]:
     """Values for the variables: four times positive ones, twice negative ones."""
     names = sorted({symbol for expression in expressions for symbol in expression.free_symbols}, key=str)
     rng = random.Random(0)
@@ -50,7 +53,7 @@ def points(expressions):
         yield sign, {name: sympy.Rational(sign * rng.randint(20, 300), 97) for name in names}
 
 
-def numeric(expression, values):
+def numeric(expression: Any, values: dict[Any, Any]) -> Any:
     """The value to DIGITS digits, or None where it has none."""
     value = expression.subs(values, simultaneous=True).evalf(DIGITS)
     if not (value.is_number and value.is_finite):
@@ -61,12 +64,13 @@ def numeric(expression, values):
     return value
 
 
-def close(one, other):
+def close(one: Any, other: Any) -> bool:
+    """Whether two numbers agree in all but the last ten digits."""
     difference = abs(one - other).evalf(DIGITS)
     return bool(difference <= 10 ** sympy.Integer(10 - DIGITS) * max(abs(one), abs(other)).evalf(DIGITS))
 
 
-def equal_values(gold, response):
+def equal_values(gold: Any, response: Any) -> bool:
     """Identity of two expressions, tested at points; far cheaper and more often right than simplification."""
     if gold == response:
         return True
@@ -86,7 +90,7 @@ def equal_values(gold, response):
     return True if tested else equal_generally(gold, response)
 
 
-def equal_equations(gold, response):
+def equal_equations(gold: Any, response: Any) -> bool:
     """Whether the differences of the two sides are multiples of each other."""
     if not (isinstance(gold, sympy.Eq) and isinstance(response, sympy.Eq)):
         return equal_generally(gold, response)
@@ -99,7 +103,8 @@ def equal_equations(gold, response):
     return len(ratios) > 2 and ratios[0] != 0 and all(close(ratios[0], ratio) for ratio in ratios[1:])
 
 
-def equal_generally(gold, response):
+def equal_generally(gold: Any, response: Any) -> bool:
+    """math-verify's own comparison, for sets and inequalities."""
     import math_verify  # rarely needed, and slow to import
 
     return bool(
@@ -112,7 +117,8 @@ def equal_generally(gold, response):
 COMPARISONS = {"value": equal_values, "equation": equal_equations, "general": equal_generally}
 
 
-def answer(kind, gold, response):
+def answer(kind: str, gold: str, response: str) -> dict[str, Any]:
+    """The reply to one request."""
     try:
         parsed_gold = parse(gold)
         parsed_response = parse(response)
@@ -128,7 +134,7 @@ def answer(kind, gold, response):
         return {"method": "unparsable", "error": repr(error)[:200]}
 
 
-def serve(requests, replies):
+def serve(requests: BinaryIO, replies: int) -> None:
     """Answers requests until they end; runs in the child."""
     for _ in range(REQUESTS_PER_CHILD):
         line = requests.readline()
@@ -145,11 +151,13 @@ def serve(requests, replies):
     os._exit(RENEW)
 
 
-def send(replies, message):
+def send(replies: int, message: dict[str, Any]) -> None:
+    """Writes one line to the descriptor `replies`."""
     os.write(replies, json.dumps(message).encode() + b"\n")
 
 
-def main():
+def main() -> None:
+    """The supervisor."""
     replies = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not look like a reply
     megabytes = int(sys.argv[1])

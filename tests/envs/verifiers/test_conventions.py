@@ -1,4 +1,4 @@
-"""The conventions of docs/verification.md, case by case. They are ours: the shared cases are tested elsewhere."""
+"""The conventions of docs/verification.md, case by case."""
 
 import pytest
 from pods_envs import verify

@@ -33,7 +33,7 @@ def test_a_stuck_worker_is_killed_and_replaced():
 def test_memory_is_limited():
     small = pool.Pool(workers=1, memory_mb=400)
     try:
-        with pytest.raises(pool.SymbolicError, match="memory|unparsable|timeout"):
+        with pytest.raises(pool.SymbolicError, match=r"memory|unparsable|timeout"):
             small.ask("value", "x", r"x^{x^{x^{x^{10^{10}}}}}+\sum_{k=1}^{10^9} k!", pool.Budget(2))
         assert small.ask("value", "x+1", "1+x", pool.Budget(30))
     finally:

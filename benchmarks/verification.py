@@ -1,0 +1,108 @@
+"""Speed of `pods_envs.verify` beside verl's math_verify and prime_math scorers, on the same texts in one run.
+
+    python benchmarks/verification.py [--shared ../shared] [--limit 300]
+
+Prints milliseconds a text, ratios of the totals, percentiles, and the share that each method decided. Everything
+runs one text after the other; math_verify as verl calls it adds a hop to a worker process, so it is also timed
+without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pods_envs import Verdict, verify
+
+Text = tuple[str, str]  # response, gold
+
+
+def rows(path: Path) -> list[dict]:
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def texts(shared: Path, limit: int) -> dict[str, tuple[str, list[Text]]]:
+    """Name -> (data set, texts)."""
+    rng = random.Random(0)
+    completions = rows(shared / "cases/model_completions.jsonl")
+    rng.shuffle(completions)
+    gsm8k = [(row["completion"], row["answer"]) for row in completions if row["dataset"] == "gsm8k"]
+    other = [(row["completion"], row["answer"]) for row in completions if row["dataset"] != "gsm8k"]
+    golds = [row["answer"] for row in rows(shared / "data/math_train.jsonl") if row["answer"]]
+    rng.shuffle(golds)
+    return {
+        "GSM8K completions": ("gsm8k", gsm8k[:limit]),
+        "AMC and MATH completions": ("math", other[:limit]),
+        "MATH golds, boxed": ("math", [(f"\\boxed{{{gold}}}", gold) for gold in golds[:limit]]),
+        "MATH golds against others": (
+            "math",
+            [
+                (f"\\boxed{{{gold}}}", other)
+                for gold, other in zip(golds[:limit], golds[1 : limit + 1], strict=True)
+            ],
+        ),
+    }
+
+
+def timed(score: Callable[[str, str], object], pairs: list[Text]) -> tuple[list[float], list[object]]:
+    seconds, results = [], []
+    for response, gold in pairs:
+        start = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()):
+            results.append(score(response, gold))
+        seconds.append(time.perf_counter() - start)
+    return seconds, results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
+    parser.add_argument("--limit", type=int, default=300, help="texts of each kind")
+    arguments = parser.parse_args()
+
+    from verl.utils.reward_score import math_verify, prime_math
+
+    def in_process(response: str, gold: str) -> float:
+        return math_verify._verify_in_subprocess(f"\\boxed{{{gold}}}", response)
+
+    verify("\\boxed{x+1}", "1+x")  # workers and imports are not what is measured
+    math_verify.compute_score("\\boxed{1}", "1")
+    in_process("\\boxed{1}", "1")
+    with contextlib.redirect_stdout(io.StringIO()):
+        prime_math.compute_score("\\boxed{1}", "1")
+
+    for name, (dataset, pairs) in texts(arguments.shared, arguments.limit).items():
+        ours, verdicts = timed(lambda response, gold, dataset=dataset: verify(response, gold, dataset), pairs)
+        methods = collections.Counter(verdict.method for verdict in verdicts if isinstance(verdict, Verdict))
+        shares = ", ".join(f"{method} {count / len(pairs):.1%}" for method, count in methods.most_common())
+        ordered = sorted(ours)
+        print(f"\n{name} ({len(pairs)} texts; decided by: {shares})")
+        print(
+            f"  pods_envs.verify        {1e3 * sum(ours) / len(pairs):9.3f} ms a text   "
+            f"p50 {1e3 * ordered[len(ordered) // 2]:.3f}   p99 {1e3 * ordered[int(0.99 * len(ordered))]:.3f}"
+        )
+        others = {
+            "verl math_verify": math_verify.compute_score,
+            "the same, in process": in_process,
+            "verl prime_math": prime_math.compute_score,
+        }
+        for other, score in others.items():
+            theirs, _ = timed(score, pairs)
+            print(
+                f"  {other:22s}  {1e3 * sum(theirs) / len(pairs):9.3f} ms a text   "
+                f"{sum(theirs) / sum(ours):8.1f} times ours"
+            )
+
+
+if __name__ == "__main__":
+    main()
