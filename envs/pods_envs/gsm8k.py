@@ -105,7 +105,8 @@ def _travelling(rng: random.Random) -> Problem:
         "How many kilometers does it drive in total?"
     )
     steps = (
-        f"First {speed}*{hours}={speed * hours} km.\nThen {speed + faster}*{more}={(speed + faster) * more} km.\n"
+        f"First {speed}*{hours}={speed * hours} km.\n"
+        f"Then {speed + faster}*{more}={(speed + faster) * more} km.\n"
         f"Together {total} km."
     )
     return _problem(question, steps, total)

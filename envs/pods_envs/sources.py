@@ -100,9 +100,8 @@ def _rows(source: str | Path | Iterable[Row | Problem], split: str) -> Iterator[
                 yield from datasets.load_dataset(name, part, split=split)
         except Exception as error:
             raise ValueError(
-                f"cannot load split {split!r} of {str(source)!r} from the Hugging Face hub ({error}); "
-                "give a local file that ends in .jsonl or .parquet, a hub name owner/name[:config], an iterable of rows, or "
-                "'procedural'"
+                f"cannot load split {split!r} of {str(source)!r} from the Hugging Face hub ({error}); give a "
+                "local file that ends in .jsonl or .parquet, a hub name owner/name[:config], rows, or 'procedural'"
             ) from error
 
 

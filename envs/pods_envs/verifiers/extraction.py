@@ -66,6 +66,8 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
     if answer_format != "auto":
         return NOTHING
     text = _phrase(visible)
+    if text and last_number and not re.search(r"\d", text):
+        text = None  # "Answer: First, she ..." starts a solution
     if text is not None:
         return Extraction(text, "phrase") if text.strip() else NOTHING
     text = _last_number(visible) if last_number else None

@@ -45,6 +45,7 @@ class _Worker:
             start_new_session=True,
         )
         self._ready = False
+        self._requests = 0
 
     def wait_until_ready(self) -> None:
         """Returns when the imports are done.
@@ -69,12 +70,15 @@ class _Worker:
         ]:  # the last words of a child that was killed idle
             if not self._reply(0):
                 raise SymbolicError("error")
-        request = {"kind": kind, "gold": gold, "response": response, "seconds": seconds}
+        self._requests += 1
+        request = {"id": self._requests, "kind": kind, "gold": gold, "response": response, "seconds": seconds}
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise SymbolicError("error") from error
         reply = self._reply(seconds + _GRACE_SECONDS)
+        while reply.get("id", self._requests) != self._requests:  # of a request that was given up
+            reply = self._reply(seconds + _GRACE_SECONDS)
         if reply.get("method") != "symbolic":
             raise SymbolicError(str(reply.get("method", "error")))
         return bool(reply["equal"])
@@ -142,6 +146,9 @@ class Pool:
                 worker.wait_until_ready()
                 with budget as seconds:
                     return worker.ask(kind, gold, response, seconds)
+            except KeyboardInterrupt:
+                worker.kill()  # its reply would be taken for the next one's
+                raise
             finally:
                 self._give_back(worker)
 

@@ -147,7 +147,7 @@ def serve(requests: BinaryIO, replies: int) -> None:
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        send(replies, reply)
+        send(replies, {"id": request["id"], **reply})
     os._exit(RENEW)
 
 

@@ -1,0 +1,91 @@
+"""Problems from files, iterables and the hub."""
+
+import json
+import logging
+import subprocess
+import sys
+import types
+
+import gymnasium
+import pytest
+from pods_envs import Problem, load_problems
+from pods_envs.gsm8k import GSM8KEnv
+from pods_envs.math import MATHEnv
+
+GSM8K_ROW = {"question": "1+1?", "answer": "It is <<1+1=2>>2.\n#### 2"}
+MATH_ROW = {
+    "problem": "1+1?",
+    "solution": "It is $\\boxed{\\frac{4}{2}}$.",
+    "level": "Level 1",
+    "type": "Algebra",
+}
+
+
+def test_jsonl_and_parquet(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps(GSM8K_ROW) + "\n\n" + json.dumps(GSM8K_ROW), encoding="utf-8"
+    )
+    parquet.write_table(pyarrow.Table.from_pylist([GSM8K_ROW] * 2), tmp_path / "rows.parquet")
+    for name in ("rows.jsonl", "rows.parquet"):
+        env = gymnasium.make("pods/GSM8K-v0", source=tmp_path / name).unwrapped
+        assert env.problems == [Problem("1+1?", "2", {"solution": GSM8K_ROW["answer"]})] * 2
+
+
+def test_iterables():
+    assert load_problems([GSM8K_ROW], to_problem=GSM8KEnv.to_problem)[0].answer == "2"
+    assert load_problems(iter([Problem("q", "a"), {"question": "p", "answer": 3, "more": 1}])) == [
+        Problem("q", "a"),
+        Problem("p", "3", {"more": 1}),
+    ]
+    (problem,) = load_problems([MATH_ROW], to_problem=MATHEnv.to_problem)
+    assert problem.answer == r"\frac{4}{2}" and problem.info["level"] == "Level 1"
+
+
+def test_empty_references_are_dropped_with_a_note(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert len(load_problems([{"question": "q", "answer": " "}, {"question": "q", "answer": "1"}])) == 1
+    assert "dropped 1 rows without a reference answer: [0]" in caplog.text
+    with pytest.raises(ValueError, match="no problem with a reference answer"):
+        load_problems([])
+
+
+def test_errors_say_what_to_give(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        load_problems(tmp_path / "missing.jsonl")
+    with pytest.raises(ValueError, match="row 0 of list lacks 'answer'; it has"):
+        load_problems([{"question": "q"}])
+    with pytest.raises(ValueError, match="answer_format='roman' is not one of"):
+        gymnasium.make("pods/GSM8K-v0", source="procedural", answer_format="roman")
+
+
+def test_the_hub_is_asked_for_every_configuration(monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, split):
+        asked.append((name, config, split))
+        return [MATH_ROW if "math" in name.lower() else GSM8K_ROW]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    assert len(gymnasium.make("pods/MATH-v0", split="test").unwrapped.problems) == 7
+    assert len(gymnasium.make("pods/GSM8K-v0").unwrapped.problems) == 1
+    gymnasium.make("pods/MATH500-v0")
+    assert asked[0] == ("EleutherAI/hendrycks_math", "algebra", "test")
+    assert asked[7:] == [("openai/gsm8k", "main", "train"), ("HuggingFaceH4/MATH-500", None, "test")]
+
+    def offline(name, config, split):
+        raise ConnectionError("no network")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))
+    with pytest.raises(ValueError, match=r"no network.*\.jsonl"):
+        gymnasium.make("pods/GSM8K-v0")
+
+
+def test_import_is_light():
+    heavy = "torch verl sympy math_verify datasets pyarrow ray transformers"
+    script = f"import pods_envs, sys; print([name for name in {heavy.split()} if name in sys.modules])"
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
