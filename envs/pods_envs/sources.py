@@ -101,7 +101,7 @@ def _rows(source: str | Path | Iterable[Row | Problem], split: str) -> Iterator[
         except Exception as error:
             raise ValueError(
                 f"cannot load split {split!r} of {str(source)!r} from the Hugging Face hub ({error}); give a "
-                "local file that ends in .jsonl or .parquet, a hub name owner/name[:config], rows, or 'procedural'"
+                "local file that ends in .jsonl or .parquet, a hub name owner/name[:config], or rows"
             ) from error
 
 

@@ -389,7 +389,8 @@ def has_words(text: str) -> bool:
     if "\\text{" in text:
         return True
     for word in re.findall(r"[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", " ", text)):
-        if not (set("abcd").issuperset(word) or not set("aeiou").intersection(word.lower())):
+        product = set("abcd").issuperset(word) or not set("aeiou").intersection(word)
+        if word.isupper() or not product:
             return True
     return False
 
