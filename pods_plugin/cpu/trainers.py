@@ -18,7 +18,6 @@ import ray
 from verl.experimental.agent_loop import AgentLoopManager
 from verl.experimental.reward_loop import RewardLoopManager
 from verl.single_controller.ray import RayWorkerGroup
-from verl.trainer.ppo.v1 import trainer_base
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from pods_plugin.cpu.settings import timeout_s
@@ -214,6 +213,8 @@ def last_checkpoint(folder: str) -> str | None:
 
 def install_trainers() -> None:
     """Put the mixin over whatever is registered under each trainer's name, other mixins included."""
+    from verl.trainer.ppo.v1 import trainer_base  # here: its import is what calls this function
+
     for name, cls in list(trainer_base.TRAINER_REGISTRY.items()):
         if not issubclass(cls, EmbeddedTrainerMixin):
             # register_trainer refuses a second class under a name, so the entry is replaced.
