@@ -51,16 +51,18 @@ class EmbeddedTrainerMixin:
         try:
             super().init()  # type: ignore[misc]
         except BaseException:
-            self._watchdog.stop()
+            self._watchdog.stop(failed=True)
             raise
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train as verl does, and stop the watchdog."""
+        assert self._watchdog is not None, "init() comes before fit()"
+        failed = True
         try:
             super().fit(agent_loop_manager)  # type: ignore[misc]
+            failed = False
         finally:
-            if self._watchdog is not None:
-                self._watchdog.stop()
+            self._watchdog.stop(failed=failed)
 
 
 class Watchdog(threading.Thread):
@@ -97,13 +99,21 @@ class Watchdog(threading.Thread):
         self._interval_s = interval_s
         self._leave = leave
         self._stopped = threading.Event()
+        self._looking = threading.Lock()
+        self._failed = False
+        self._said = False
         self._pending: dict[str, Any] = {}  # actor -> its unanswered call
         self._since: dict[str, float] = {}  # actor -> when that call was made
         self._answers: dict[str, object] = {}
 
-    def stop(self) -> None:
-        """The run has ended, well or not."""
+    def stop(self, *, failed: bool = False) -> None:
+        """The run has ended; if it failed, say whether an actor died."""
+        self._failed = failed
         self._stopped.set()
+        if failed:
+            died = self._look(wait_s=0.5)
+            if died is not None:
+                self._say(f"{died[0]} died: {died[1]}")
 
     def run(self) -> None:
         """Look, until stopped."""
@@ -112,6 +122,8 @@ class Watchdog(threading.Thread):
         while not self._stopped.wait(self._interval_s):
             died = self._look()
             if self._stopped.is_set():
+                if died is not None and self._failed:
+                    self._say(f"{died[0]} died: {died[1]}")
                 return
             if died is not None:
                 self._end(f"{died[0]} died: {died[1]}", self._grace_s)
@@ -123,8 +135,12 @@ class Watchdog(threading.Thread):
                 self._end(f"nothing has moved for {self._stall_s:g} s{self._busy()}", 0.0)
                 return
 
-    def _look(self) -> tuple[str, str] | None:
+    def _look(self, wait_s: float = 0.1) -> tuple[str, str] | None:
         """Call every actor that has answered its last call. Returns name and cause of one that died."""
+        with self._looking:
+            return self._call_all(wait_s)
+
+    def _call_all(self, wait_s: float) -> tuple[str, str] | None:
         for name, handle in self._actors().items():
             if name not in self._pending:
                 self._pending[name] = _sign_of_life(handle)
@@ -132,7 +148,7 @@ class Watchdog(threading.Thread):
         names = {call: name for name, call in self._pending.items()}
         if not names:
             return None
-        done, _ = ray.wait(list(names), num_returns=len(names), timeout=0.1)
+        done, _ = ray.wait(list(names), num_returns=len(names), timeout=wait_s)
         for call in done:
             name = names[call]
             del self._pending[name]
@@ -152,12 +168,18 @@ class Watchdog(threading.Thread):
         ]
         return f"; still busy: {', '.join(stuck)}" if stuck else ""
 
-    def _end(self, why: str, grace_s: float) -> None:
+    def _say(self, why: str) -> None:
+        if self._said:
+            return
+        self._said = True
         folder = self._checkpoint()
         then = (
             f"resume from {folder} with trainer.resume_mode=auto" if folder else "there is no checkpoint yet"
         )
         print(f"pods: the run ends, {why}; {then}.", file=sys.stderr, flush=True)
+
+    def _end(self, why: str, grace_s: float) -> None:
+        self._say(why)
         if self._stopped.wait(grace_s):
             return
         self._stopped.wait(1.0)  # until Ray has carried the line to the driver

@@ -93,6 +93,24 @@ def test_a_trainer_that_fails_by_itself_is_left_to(
     assert "training worker 0 died" in err and "there is no checkpoint yet" in err
 
 
+def test_a_trainer_that_failed_first_still_says_who_died(
+    make_actor: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    victim = make_actor()
+    watchdog, codes = watch({"training worker 0": victim}, interval_s=30.0)
+    ray.kill(victim)
+    watchdog.stop(failed=True)
+    watchdog.join(5)
+    assert codes == []
+    assert "pods: the run ends, training worker 0 died: " in capsys.readouterr().err
+    alive, _ = watch({"training worker 0": make_actor()})
+    alive.stop(failed=True)
+    alive.stop()
+    assert "pods:" not in capsys.readouterr().err
+
+
 def test_a_busy_actor_is_not_dead_but_a_stall_ends(
     make_actor: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
