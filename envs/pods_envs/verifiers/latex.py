@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
 
 _UNICODE = str.maketrans(
     {
@@ -223,8 +222,3 @@ def split(text: str, separators: str) -> list[tuple[str, str]]:
             depth += 1 if match.group() == "\\begin" else -1
     parts.append((before, text[start:]))
     return parts
-
-
-def words(text: str) -> Iterable[str]:
-    r"""The words of an answer: runs of letters that are no command, at least three long."""
-    return re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", " ", text))
