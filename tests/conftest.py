@@ -36,7 +36,6 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="pods-test-", ignore_cleanup_errors=True) as temp:
         ray.init(
             address="local",
-            _node_ip_address="127.0.0.1",
             _temp_dir=temp,
             include_dashboard=False,
             num_cpus=32,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shlex
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from pods_plugin.reporting.figures import learning_curve
 from pods_plugin.reporting.runs import MetricsTail, load_run
 from pods_plugin.reporting.summary import print_summary, summarise
 
-GRACE_S = 5.0  # that the driver has to end by itself before its processes are killed
+GRACE_S = 3.0  # that the driver has to end by itself before its processes are killed
 RUN_ID = "PODS_RUN_ID"  # environment variable that marks every process of a run
 
 
@@ -209,6 +210,8 @@ def _environment(config: DictConfig, run_dir: Path, temp: Path | None) -> dict[s
         from pods_plugin.cpu import ENVIRONMENT
 
         environment.update(ENVIRONMENT)
+        # Ray asks for a token; one of the run's own, so that neither another run nor ~/.ray comes into it.
+        environment.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         environment.pop("RAY_ADDRESS", None)  # a run of its own, whatever cluster this shell points at
     if temp is not None:
         # Caches of the run, not of the user: two runs do not meet, and nothing is left behind.

@@ -16,7 +16,6 @@ import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.utils.padding import response_to_nested
 
@@ -123,6 +122,8 @@ def write_group_advantages(batch: KVBatchMeta, session_rewards: dict[str, float]
 
 def install_trainers() -> None:
     """Puts the mixin over verl's V1 trainers."""
+    from verl.trainer.ppo.v1 import trainer_base  # not at the top: importing it is what calls this function
+
     for name in SUPPORTED_MODES:
         cls = trainer_base.TRAINER_REGISTRY[name]
         if not issubclass(cls, DownsamplingMixin):
