@@ -49,14 +49,14 @@ def equal(gold: str, response: str, symbolic: Symbolic = undecided) -> bool:
         return True
     if _nesting(response) > MAX_NESTING:
         raise UnparsableError("nested too deep")
-    gold_nodes = [_parse(gold)]
-    if _THOUSANDS.fullmatch(gold):  # 100,200 is a number, or a list of two
-        gold_nodes.append(_parse(gold.replace(",", ", ")))
     gold_value = _rational(gold)
     if gold_value is not None and has_words(response) and _only_number(response) == gold_value:
         return True
-    node = _parse(response)
-    return any(_equal_nodes(gold_node, node, symbolic) for gold_node in gold_nodes)
+    if _equal_nodes(_parse(gold), _parse(response), symbolic):
+        return True
+    # 100,200 is a number; where the other side is a list, it is one, too.
+    lists = [_parse(_THOUSANDS_COMMA.sub(";", text)) for text in (gold, response)]
+    return {node.kind for node in lists} == {"list"} and _equal_nodes(*lists, symbolic)
 
 
 # ---- structure ----
@@ -78,6 +78,7 @@ class _Node:
 
 
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_THOUSANDS_COMMA = re.compile(r",(?=\d{3}(?!\d))")
 _LIST_SEPARATOR = (
     r"[,;]|\\text\{,? ?(?:and|or|AND|OR) ?,?\}|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])"
     r"|\\(?:lor|vee|land)(?![a-zA-Z])"
@@ -152,7 +153,7 @@ def _unwrap_text(text: str) -> str:
 def _list_parts(text: str) -> list[str]:
     if _THOUSANDS.fullmatch(text):
         return [text]
-    if ", " in text or ";" in text:  # 1,000, 2,000
+    if ";" in text:  # 1,000;2,000
         text = re.sub(
             rf"(?<![\d,.]){_THOUSANDS.pattern}(?![\d,])", lambda m: m.group().replace(",", ""), text
         )
@@ -497,7 +498,7 @@ def _ask(symbolic: Symbolic, kind: str, gold: str, response: str) -> bool:
             if text is response:
                 raise UnparsableError(f"no expression: {response[:40]}")
             return False
-    return symbolic(kind, gold, response)
+    return symbolic(kind, gold.replace(";", ","), response.replace(";", ","))
 
 
 def _nesting(text: str) -> int:

@@ -68,6 +68,7 @@ _RULES = tuple(
         (r"\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}", ""),
         # thousands written in TeX: 10,\!000  10{,}000  10\,000
         (r"(?<=\d)(?:, ?\\! ?|\{,\}|\\[,;:] ?)(?=\d{3}(?!\d))", ""),
+        (r"(?<=\d), ?(?:(?<= )|\\[,;:] ?)(?=-?\d)", ";"),  # 11, 050 is a list; 11,050 is a number
         (r"\\!", ""),
         (rf"\\[,;: ]|\\(?:q?quad|enspace|thinspace){_END}|~|\\[()\[\]]|(?<!\\)\$", " "),
         (rf"\\textdollar{_END}|\\\$|[€£¥¢]", ""),
