@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,71 @@ def as_plain(trainer: Any, config: DictConfig) -> Any:
     return plain
 
 
+def fit(trainer: Any, each_step: Callable[[int], None] | None = None) -> list[StepRecord]:
+    """verl's `fit`, with generation, for `config.trainer.total_training_steps` steps.
+
+    Args:
+        each_step: Called with the number of a step before it begins.
+
+    Returns:
+        What each step reported and moved.
+    """
+    import transfer_queue as tq
+    from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+
+    manager = AgentLoopManagerTQ.create(
+        config=trainer.config,
+        llm_client=trainer.get_llm_client(),
+        teacher_client=trainer.get_teacher_client(),
+        reward_loop_worker_handles=trainer.get_reward_handles(),
+    )
+    records: list[StepRecord] = []
+    on_step_begin, sample, compute_metrics = trainer.on_step_begin, trainer.replay_buffer.sample, trainer._compute_metrics
+
+    def recording_begin() -> None:
+        left = {key for keys in (tq.kv_list() or {}).values() for key in keys}
+        records.append(StepRecord(queue_before=left))
+        if each_step is not None:
+            each_step(trainer.global_steps)
+        on_step_begin()
+
+    def recording_sample(*args: Any, **kwargs: Any) -> Any:
+        batch, metrics = sample(*args, **kwargs)
+        if records:
+            records[-1].sampled.setdefault(kwargs["partition_id"], []).append(len(batch.keys))
+        return batch, metrics
+
+    def recording_metrics(batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        compute_metrics(batch, metrics, *args, **kwargs)
+        records[-1].trained = len(batch.keys)
+        records[-1].padding = sum(tag.get("is_padding", False) for tag in batch.tags)
+        records[-1].metrics = dict(metrics)
+
+    trainer.on_step_begin = recording_begin
+    trainer.replay_buffer.sample = recording_sample
+    trainer._compute_metrics = recording_metrics
+    trainer.global_steps = 0
+    trainer.on_init_end()
+    try:
+        trainer.fit(manager)
+    finally:
+        for worker in manager.agent_loop_workers:
+            ray.kill(worker)
+        del trainer.on_step_begin, trainer._compute_metrics, trainer.replay_buffer.sample
+    return records
+
+
+@dataclasses.dataclass
+class StepRecord:
+    """What one step of `fit` reported and moved."""
+
+    queue_before: set[str]
+    sampled: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # partition -> rows
+    trained: int = 0
+    padding: int = 0
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
 def finish_groups(uids: Sequence[str], step: int = 1) -> None:
     """Marks the prompts of the rollouts in the queue as finished, as the agent loop does."""
     import transfer_queue as tq
@@ -108,6 +174,8 @@ def set_loss(trainer: Any, **actor: Any) -> None:
 
 def shut_down(trainer: Any) -> None:
     """Ends the workers, so that the cluster's slots are free for the next trainer."""
+    if trainer._watchdog is not None:
+        trainer._watchdog.stop()  # it would end this process when the workers go
     handles = [*trainer.actor_rollout_wg.workers, *(trainer.get_reward_handles() or [])]
     for replica in trainer.llm_server_manager.get_replicas():
         handles += replica.servers
