@@ -54,9 +54,11 @@ def equal(gold: str, response: str, symbolic: Symbolic = undecided) -> bool:
         return True
     if _equal_nodes(_parse(gold), _parse(response), symbolic):
         return True
+    if not _THOUSANDS_COMMA.search(gold + " " + response):
+        return False
     # 100,200 is a number; where the other side is a list, it is one, too.
-    lists = [_parse(_THOUSANDS_COMMA.sub(";", text)) for text in (gold, response)]
-    return {node.kind for node in lists} == {"list"} and _equal_nodes(*lists, symbolic)
+    gold_list, response_list = (_parse(_THOUSANDS_COMMA.sub(";", text)) for text in (gold, response))
+    return gold_list.kind == response_list.kind == "list" and _equal_nodes(gold_list, response_list, symbolic)
 
 
 # ---- structure ----

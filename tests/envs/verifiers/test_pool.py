@@ -100,11 +100,10 @@ def _correct(queue):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("daemon", [False, True])
-def test_child_processes_have_a_pool_of_their_own(method, daemon):
+def test_child_processes_have_a_pool_of_their_own(method):
     context = multiprocessing.get_context(method)
     queue = context.Queue()
-    child = context.Process(target=_correct, args=(queue,), daemon=daemon)
+    child = context.Process(target=_correct, args=(queue,), daemon=True)  # as AsyncVectorEnv's
     child.start()
     assert queue.get(timeout=60)
     child.join(timeout=60)
@@ -112,7 +111,8 @@ def test_child_processes_have_a_pool_of_their_own(method, daemon):
     assert verify(*EASY).correct  # and the parent keeps its own
 
 
-def test_workers_end_with_their_process():
+@pytest.mark.parametrize("how", [pytest.param("exit", marks=pytest.mark.slow), "crash"])
+def test_workers_end_with_their_process(how):
     script = textwrap.dedent(
         """
         import os, sys
@@ -124,17 +124,16 @@ def test_workers_end_with_their_process():
             os._exit(1)
         """
     )
-    for how in ("exit", "crash"):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(
-            [sys.executable, "-c", script, how], capture_output=True, text=True, env=environment, timeout=120
-        )
-        pids = [int(pid) for pid in done.stdout.split()]
-        assert pids, done.stderr
-        deadline = time.monotonic() + 20
-        while any(_running(pid) for pid in pids):
-            assert time.monotonic() < deadline, f"workers survive a process that ends by {how}"
-            time.sleep(0.05)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, how], capture_output=True, text=True, env=environment, timeout=120
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert pids, done.stderr
+    deadline = time.monotonic() + 20
+    while any(_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"workers survive a process that ends by {how}"
+        time.sleep(0.05)
 
 
 def _running(pid):

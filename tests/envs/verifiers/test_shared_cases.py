@@ -29,7 +29,7 @@ def test_verifier_cases():
     assert falsely_true.count("gsm8k") == 0 and falsely_true.count("math") <= 1, wrong
 
 
-@pytest.mark.parametrize("name", ["gsm8k_train", "gsm8k_test"])
+@pytest.mark.parametrize("name", [pytest.param("gsm8k_train", marks=pytest.mark.slow), "gsm8k_test"])
 def test_gsm8k_solutions_verify_against_themselves(name):
     solutions = [row["answer"] for row in rows(f"data/{name}.jsonl")]
     verdicts = pods_envs.verify_many(solutions, solutions, "gsm8k")
@@ -50,7 +50,7 @@ def test_gsm8k_solutions_verify_against_themselves(name):
         ("pods/GSM8K-v0", "gsm8k_test", 1319),
     ],
 )
-@pytest.mark.parametrize("answer_format", ["auto", "xml"])
+@pytest.mark.parametrize("answer_format", ["auto", pytest.param("xml", marks=pytest.mark.slow)])
 def test_environments_score_their_references(env_id, name, size, answer_format):
     env = gymnasium.make(env_id, source=SHARED / f"data/{name}.jsonl", answer_format=answer_format).unwrapped
     assert len(env.problems) == size
