@@ -258,4 +258,4 @@ def _cause(error: BaseException) -> str:
         if mark in text:
             text = text[text.index(mark) + len(mark) :].strip()
             break
-    return text[:200].rstrip(". ")
+    return text.split(" Some common causes")[0][:200].rstrip(". ")  # then comes a list of guesses
