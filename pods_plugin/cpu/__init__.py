@@ -8,6 +8,7 @@ accelerator.
 platform.py    the `cpu` platform for verl's registry
 patches.py     what verl's own hooks do not reach, one function a patch
 generation.py  batched generation with a KV cache, in plain torch and transformers
+attention.py   decoding without copies of the KV cache
 hf_rollout.py  the `hf` rollout: Ray actor, replica, weight sync
 trainers.py    fast polling of the replay buffer, and a watchdog instead of a hang
 models.py      tiny models, and SmolLM2-135M out of its wheel

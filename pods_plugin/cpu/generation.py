@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
+# Positions that a KV cache has in reserve when it grows.
+_ROOM = 64
 # Rows that are done are dropped from the batch once they are this share of it: each drop copies the KV cache.
 _COMPACT_SHARE = 0.25
 
@@ -186,6 +189,8 @@ class BatchedGenerator:
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
         cache = DynamicCache(config=self.model.config)
+        # Layers of another kind (sliding window) stay as they are.
+        cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
         logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), cache)
         if len(distinct) < len(requests):
             cache.batch_select_indices(which)
@@ -204,6 +209,42 @@ class BatchedGenerator:
             logits_to_keep=1,
         )
         return output.logits[:, -1].float()
+
+
+class _RoomyLayer(DynamicLayer):
+    """A layer of a KV cache with room to write the next tokens in; transformers' own copies all for each."""
+
+    _buffers: tuple[
+        torch.Tensor, torch.Tensor
+    ]  # (rows, heads, room, head size); `keys` and `values` are their start
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append (rows, heads, new positions, head size); returns all keys and values so far."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._buffers = (key_states[:, :, :0], value_states[:, :, :0])
+        start = self.get_seq_length()
+        stop = start + key_states.shape[2]
+        if stop > self._buffers[0].shape[2]:
+            grown = []
+            for old, new in zip(self._buffers, (key_states, value_states), strict=True):
+                rows, heads, _, size = new.shape
+                buffer = new.new_empty(rows, heads, stop + _ROOM, size)
+                buffer[:, :, :start] = old[:, :, :start]
+                grown.append(buffer)
+            self._buffers = (grown[0], grown[1])
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:stop] = new
+        self.keys, self.values = (buffer[:, :, :stop] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, in this order; a row may be taken more than once."""
+        length = self.get_seq_length()
+        self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
 class _Sampler:

@@ -25,6 +25,7 @@ import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
+from pods_plugin.cpu.attention import use_grouped_attention
 from pods_plugin.cpu.generation import BatchedGenerator, GenerationRequest, GenerationResult
 from pods_plugin.cpu.settings import cpu_threads, timeout_s
 
@@ -603,6 +604,7 @@ def _load_model(model_config: Any) -> tuple[Any, Any]:
         dtype=torch.float32,
         trust_remote_code=config.trust_remote_code,
     )
+    use_grouped_attention(model)
     return model.eval().requires_grad_(False), config.tokenizer
 
 

@@ -90,11 +90,20 @@ def test_warm_up_teaches_answers_and_their_end(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-def test_tiny_model_for_knows_the_form_and_not_the_answers(tmp_path: Path) -> None:
+def test_tiny_model_for_knows_the_form_and_seldom_the_answer(tmp_path: Path) -> None:
     import gymnasium
 
     kwargs = {"level": 0, "size": 256, "seed": 3}
-    tiny_model_for(tmp_path, "pods/Arithmetic-v0", env_kwargs=kwargs, steps=60, seed=0, layers=1)
+    tiny_model_for(
+        tmp_path,
+        "pods/Arithmetic-v0",
+        env_kwargs=kwargs,
+        steps=60,
+        doubt_steps=60,
+        right=0.0,
+        seed=0,
+        layers=1,
+    )
     env = gymnasium.make("pods/Arithmetic-v0", **kwargs).unwrapped
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -109,7 +118,7 @@ def test_tiny_model_for_knows_the_form_and_not_the_answers(tmp_path: Path) -> No
         for result, problem in zip(results, env.problems, strict=True)
     ]
     assert sum(verdict.format_ok for verdict in verdicts) > 0.7 * len(verdicts)
-    assert 0 < sum(verdict.correct for verdict in verdicts) < 0.2 * len(verdicts)
+    assert 0 < sum(verdict.correct for verdict in verdicts) < 0.3 * len(verdicts)
 
 
 def test_smollm2_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
