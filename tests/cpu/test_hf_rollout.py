@@ -278,6 +278,31 @@ def test_weights_that_do_not_fit_are_an_error() -> None:
         run(lambda: make_server().load_weights(good))
 
 
+def test_a_sync_waits_for_the_batch_and_a_batch_for_the_sync() -> None:
+    server = make_server()
+    slow = SlowGenerator(server.weights["lm_head.weight"], 0.3)
+    server.generator = slow  # type: ignore[assignment]
+
+    async def scenario() -> None:
+        await server.ready()
+        first = asyncio.create_task(server.generate([5], dict(LOG_PROBS), request_id="first"))
+        await asyncio.sleep(0.15)
+        assert slow.batches == 1
+        await server.begin_weight_sync(1)
+        await asyncio.sleep(0)
+        assert first.done() and (await first).extra_fields["global_steps"] is None
+        second = asyncio.create_task(server.generate([5], dict(LOG_PROBS), request_id="second"))
+        await asyncio.sleep(0.3)
+        assert slow.batches == 1 and not second.done()
+        await server.load_weights(weights_of(server.model))
+        await asyncio.sleep(0.1)
+        assert slow.batches == 1
+        await server.end_weight_sync()
+        assert (await second).extra_fields["global_steps"] == 1 and slow.batches == 2
+
+    run(scenario)
+
+
 def test_a_sync_never_meets_a_generation() -> None:
     """Generations that take a while, and syncs in two pieces with pauses between, all at once."""
     server = make_server()
