@@ -210,6 +210,10 @@ def _environment(config: DictConfig, run_dir: Path, temp: Path | None) -> dict[s
         from pods_plugin.cpu import ENVIRONMENT
 
         environment.update(ENVIRONMENT)
+        for variable, key in (("PODS_CPU_THREADS", "threads"), ("PODS_CPU_TIMEOUT_S", "timeout_s")):
+            value = OmegaConf.select(config, f"embedded.{key}")
+            if value is not None:
+                environment[variable] = str(value)
         # Ray asks for a token; one of the run's own, so that neither another run nor ~/.ray comes into it.
         environment.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         environment.pop("RAY_ADDRESS", None)  # a run of its own, whatever cluster this shell points at

@@ -26,6 +26,7 @@ SMALL = [
     "algorithm.downsample_kwargs.keep=2",
     "prepare.data.env_kwargs.size=64",
     "prepare.model.steps=2",
+    "prepare.model.doubt_steps=2",
     "trainer.save_freq=1",
 ]
 
