@@ -1,7 +1,7 @@
 """Reasoning environments for gymnasium: importing this package registers `pods/...` ids."""
 
 from pods_envs.base import AnyText, Problem, ReasoningEnv, Verdict, Verifier
-from pods_envs.registration import register_envs
+from pods_envs.registration import env_class, register_envs
 from pods_envs.sources import load_problems
 from pods_envs.verifiers import verify, verify_async, verify_many
 
@@ -11,6 +11,7 @@ __all__ = [
     "ReasoningEnv",
     "Verdict",
     "Verifier",
+    "env_class",
     "load_problems",
     "verify",
     "verify_async",

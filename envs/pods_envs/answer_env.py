@@ -80,6 +80,11 @@ class AnswerEnv(ReasoningEnv):
         verifier = AnswerVerifier(self.dataset, answer_format)
         super().__init__(problems, verifier, prompt_template=prompt_template, **kwargs)
 
+    @classmethod
+    def for_verification(cls, **kwargs: Any) -> ReasoningEnv:
+        """The verifier needs no problems: nothing is read or downloaded."""
+        return cls(**{**kwargs, "source": [Problem("", "0")], "size": None})
+
     @staticmethod
     def to_problem(row: Mapping[str, Any]) -> Problem:
         """A row of the original schema as a Problem."""

@@ -207,6 +207,14 @@ class ReasoningEnv(gymnasium.Env[str, str]):
         self._conversation: list[Message] = []
         self._turns = 0
 
+    @classmethod
+    def for_verification(cls, **kwargs: Any) -> ReasoningEnv:
+        """An instance of which only `verify` will be used, as reward functions make it: problems need not be loaded.
+
+        An environment whose problems are slow to load overrides this.
+        """
+        return cls(**kwargs)
+
     def messages(self, problem: Problem) -> list[Message]:
         """The chat messages that ask `problem`: the system prompt, if there is one, and the user message."""
         system = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
@@ -216,6 +224,10 @@ class ReasoningEnv(gymnasium.Env[str, str]):
     def verify(self, response: str, problem: Problem) -> Verdict:
         """The verdict on `response` as an answer to `problem`, its reward weighted by `format_weight`."""
         return self.verifier(response, problem).weighted(self.format_weight)
+
+    async def verify_async(self, response: str, problem: Problem) -> Verdict:
+        """`verify` for an event loop. An environment whose verifier takes long overrides this so as not to block it."""
+        return self.verify(response, problem)
 
     async def verify_async(self, response: str, problem: Problem) -> Verdict:
         """`verify` for an event loop; here in a thread."""

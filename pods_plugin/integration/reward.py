@@ -10,32 +10,29 @@ import functools
 import json
 from typing import Any
 
-import gymnasium
-from pods_envs import Problem, ReasoningEnv
+from pods_envs import Problem, ReasoningEnv, env_class
 
 
 @functools.lru_cache(maxsize=64)
 def _environment(env_id: str, env_kwargs: str) -> ReasoningEnv:
-    env = gymnasium.make(env_id, **json.loads(env_kwargs)).unwrapped
-    if not isinstance(env, ReasoningEnv):
-        raise TypeError(f"data_source={env_id} is a {type(env).__name__}, expected a pods_envs.ReasoningEnv")
-    return env
+    cls, registered = env_class(env_id)
+    return cls.for_verification(**{**registered, **json.loads(env_kwargs)})
 
 
-def compute_score(
+async def compute_score(
     data_source: str,
     solution_str: str,
     ground_truth: str,
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """The verdict of the environment `data_source` on a response.
+    """The verdict of the environment `data_source` on a response. A coroutine: verl's reward loop awaits it.
 
     Returns:
         `score` (what is trained on) and, as reward_extra_info: `acc` (0 or 1), `format_ok`, `extracted`, `method`.
     """
     env = _environment(data_source, (extra_info or {}).get("env_kwargs") or "{}")
-    verdict = env.verify(solution_str, Problem(question="", answer=ground_truth))
+    verdict = await env.verify_async(solution_str, Problem(question="", answer=ground_truth))
     return {
         "score": verdict.reward,
         "acc": float(verdict.correct),
