@@ -106,7 +106,7 @@ class StageResult:
     """What the stage made of a batch.
 
     Attributes:
-        batch: The kept rows, in the order of the input.
+        batch: The kept rows, by prompt and session.
         metrics: The `downsample/*` metrics of the step.
         rewards: Session name -> value of the metric, for every session of the input (dropped ones too).
     """
@@ -157,10 +157,21 @@ def downsample(batch: KVBatchMeta, config: DownsampleConfig, global_step: int) -
         select_seconds=time.perf_counter() - start,
     )
     return StageResult(
-        batch=batch.select_keys([key for key, keep in zip(batch.keys, keep_row, strict=True) if keep]),
+        batch=batch.select_keys(_kept_keys(batch, sessions, keep_row, config)),
         metrics=metrics,
         rewards=dict(zip(sessions.names, rewards.tolist(), strict=True)),
     )
+
+
+def _kept_keys(
+    batch: KVBatchMeta, sessions: Sessions, keep_row: np.ndarray, config: DownsampleConfig
+) -> list[str]:
+    """The keys of the kept rows, by prompt and session: verl cuts mini-batches in this order, and that of arrival would
+    make two runs with one seed differ. Where all rows are kept they stay as they are, as in verl without the plugin."""
+    rows = np.flatnonzero(keep_row)
+    if not config.identity:
+        rows = rows[np.argsort(sessions.row_session[rows], kind="stable")]
+    return [batch.keys[row] for row in rows]
 
 
 def _response_lengths(batch: KVBatchMeta, sessions: Sessions) -> np.ndarray:
