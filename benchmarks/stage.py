@@ -50,8 +50,12 @@ def measure(prompts: int, n: int, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["16x32", "64x64", "1024x64"], help="prompts x rollouts")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", default=["16x32", "64x64", "1024x64"], help="prompts x rollouts"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="the median is shown")
     arguments = parser.parse_args()
     os.environ.update(ENVIRONMENT)
@@ -71,7 +75,9 @@ def main() -> None:
             log_to_driver=False,
         )
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-        print("| prompts x n | rollouts | stage s | a rollout, us | of writing the rollouts | of reading the kept |")
+        print(
+            "| prompts x n | rollouts | stage s | a rollout, us | of writing the rollouts | of reading the kept |"
+        )
         print("|---:|---:|---:|---:|---:|---:|")
         for size in arguments.sizes:
             prompts, n = map(int, size.split("x"))

@@ -226,10 +226,6 @@ class ReasoningEnv(gymnasium.Env[str, str]):
         return self.verifier(response, problem).weighted(self.format_weight)
 
     async def verify_async(self, response: str, problem: Problem) -> Verdict:
-        """`verify` for an event loop. An environment whose verifier takes long overrides this so as not to block it."""
-        return self.verify(response, problem)
-
-    async def verify_async(self, response: str, problem: Problem) -> Verdict:
         """`verify` for an event loop; here in a thread."""
         return await asyncio.to_thread(self.verify, response, problem)
 

@@ -37,7 +37,9 @@ def verl_configs() -> Path:
     except PackageNotFoundError:  # a source tree on PYTHONPATH
         found = (Path(spec.submodule_search_locations[0]) / "version" / "version").read_text().strip()
     if tuple(int(part) for part in found.split(".")[:2] if part.isdigit()) < (0, 9):
-        raise LaunchError(f"verl {found} is installed, verl-pods needs 0.9 or newer: pip install 'verl>=0.9,<0.10'")
+        raise LaunchError(
+            f"verl {found} is installed, verl-pods needs 0.9 or newer: pip install 'verl>=0.9,<0.10'"
+        )
     return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
 
 
@@ -96,7 +98,7 @@ def _nearest_key(error: BaseException, folder: Path, name: str, search: list[str
 
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:
     found = []
-    for key in config:
+    for key in map(str, config):
         found.append(f"{prefix}{key}")
         node = config._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():

@@ -35,9 +35,9 @@ def main(config_path: str, check_only: bool = False) -> None:
     config = OmegaConf.load(config_path)
 
     import verl  # noqa: F401  # loads the plugins; before anything else of verl
+    from verl.trainer import main_ppo
 
     from pods_plugin.integration import plugin  # noqa: F401  # also where verl's discovery was switched off
-    from verl.trainer import main_ppo
 
     if check_only:
         from verl.trainer.ppo.utils import need_critic, need_reference_policy

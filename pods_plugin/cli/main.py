@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -24,24 +23,32 @@ app.add_typer(model_app, name="model")
 @app.command()
 def train(
     overrides: Annotated[
-        Optional[list[str]],  # noqa: UP007, UP045  # typer reads it at run time on Python 3.10
-        typer.Argument(help="Hydra overrides, as verl takes them: `a.b=c`, `+new.key=1`, `~key`.", show_default=False),
+        Optional[list[str]],  # noqa: UP045  # typer reads it at run time on Python 3.10
+        typer.Argument(
+            help="Hydra overrides, as verl takes them: `a.b=c`, `+new.key=1`, `~key`.", show_default=False
+        ),
     ] = None,
     config_dir: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Optional[Path],  # noqa: UP045
         typer.Option(help="Folder of the recipe, such as recipes/cpu. Default: the configs of verl-pods."),
     ] = None,
     config_name: Annotated[str, typer.Option(help="The recipe, such as arithmetic.")] = "pods_trainer",
     name: Annotated[
-        Optional[str],  # noqa: UP007, UP045
-        typer.Option(help="Name of the run, and of its folder. Default: that of the recipe, numbered if taken."),
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Name of the run, and of its folder. Default: that of the recipe, numbered if taken."
+        ),
     ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     resume: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
-        typer.Option(help="Go on with this run folder from its last checkpoint; overrides may change its config."),
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            help="Go on with this run folder from its last checkpoint; overrides may change its config."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compose and check the config, start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Compose and check the config, start nothing.")
+    ] = False,
 ) -> None:
     """Train with verl, with down-sampling where the config says so.
 
@@ -81,7 +88,7 @@ def data(
     env_id: Annotated[str, typer.Argument(help="A registered environment, such as pods/Arithmetic-v0.")],
     out: Annotated[Path, typer.Option(help="Folder for train.parquet and test.parquet.")],
     env: Annotated[
-        Optional[list[str]],  # noqa: UP007, UP045
+        Optional[list[str]],  # noqa: UP045
         typer.Option(help="Keyword of the environment, such as --env level=1. May be repeated."),
     ] = None,
 ) -> None:
@@ -122,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

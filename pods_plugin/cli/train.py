@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,9 @@ def train(
     """
     if resume is not None:
         if not (resume / "config.yaml").is_file():
-            raise LaunchError(f"--resume {resume}: no config.yaml there; expected a folder that pods train made")
+            raise LaunchError(
+                f"--resume {resume}: no config.yaml there; expected a folder that pods train made"
+            )
         run_dir = resume.resolve()
         config = compose(run_dir, "config", [*overrides, f"run_dir='{run_dir}'"])
     else:
@@ -85,7 +87,11 @@ def train(
         OmegaConf.save(config, run_dir / "config.yaml")
         _keep_earlier_metrics(run_dir)
         if resume is None:
-            launch = {"config_dir": config_dir and str(config_dir), "config_name": config_name, "overrides": [*overrides]}
+            launch = {
+                "config_dir": config_dir and str(config_dir),
+                "config_name": config_name,
+                "overrides": [*overrides],
+            }
             (run_dir / "launch.json").write_text(json.dumps(launch, indent=2) + "\n")
         environment = _environment(config, run_dir, Path(temp) if embedded else None)
         code = _watch(config, settings, run_dir, environment, console)
@@ -119,7 +125,9 @@ def _check(config: DictConfig) -> DownsampleConfig | None:
             f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading verl-pods; unset it or add pods to it"
         )
     if not entry_points(group="verl.plugins", name="pods"):
-        raise LaunchError("verl-pods is not installed, only on the path: pip install -e . (workers load it by name)")
+        raise LaunchError(
+            "verl-pods is not installed, only on the path: pip install -e . (workers load it by name)"
+        )
     try:
         settings = check_config(config)
     except DownsampleError as error:
@@ -141,7 +149,9 @@ def _check_files(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         for path in value if isinstance(value, ListConfig) else [value]:
             if path is not None and "://" not in str(path) and not Path(str(path)).expanduser().exists():
-                raise LaunchError(f"{key}={path} does not exist; write the data with: pods data ENV_ID --out DIR")
+                raise LaunchError(
+                    f"{key}={path} does not exist; write the data with: pods data ENV_ID --out DIR"
+                )
     model = str(config.actor_rollout_ref.model.path)
     if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
         raise LaunchError(
@@ -265,7 +275,9 @@ def _watch(
     if child.returncode:
         text = log_path.read_bytes()[offset:].decode(errors="replace")
         console.print(f"[bold red]failed[/bold red]: {explain(text)}", highlight=False, soft_wrap=True)
-        console.print(f"the whole story: {_shown(log_path)}; {_resume_hint(config, run_dir)}", highlight=False)
+        console.print(
+            f"the whole story: {_shown(log_path)}; {_resume_hint(config, run_dir)}", highlight=False
+        )
         return 1
     return 0
 
@@ -298,10 +310,8 @@ def _end(child: subprocess.Popen[bytes], run_id: str) -> None:
                 child.wait()
         processes |= _processes(run_id)
         for process in processes:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                pass
         psutil.wait_procs(processes, timeout=3.0)
         pids = {str(process.pid) for process in processes}
         shared = Path("/dev/shm")
@@ -331,7 +341,9 @@ def explain(log: str) -> str:
     ours = re.findall(r"verl-pods: (.+)", log)
     if ours:
         return ours[-1]
-    errors = re.findall(r"^(?:\([^)]*\) )?(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt)(?:\(\w+\))?: .+)$", log, re.M)
+    errors = re.findall(
+        r"^(?:\([^)]*\) )?(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt)(?:\(\w+\))?: .+)$", log, re.M
+    )
     errors = [line for line in errors if not line.startswith("RayTaskError")]
     if errors:
         return errors[-1].removeprefix("DownsampleError: ").removeprefix("LaunchError: ")
@@ -379,7 +391,15 @@ def _baseline_command(config: DictConfig, run_dir: Path) -> str | None:
     launch = json.loads(launch_path.read_text())
     folder = ["--config-dir", launch["config_dir"]] if launch["config_dir"] else []
     overrides = [word for word in launch["overrides"] if not word.startswith("algorithm.downsample=")]
-    words = ["pods", "train", *folder, "--config-name", launch["config_name"], *overrides, "algorithm.downsample=null"]
+    words = [
+        "pods",
+        "train",
+        *folder,
+        "--config-name",
+        launch["config_name"],
+        *overrides,
+        "algorithm.downsample=null",
+    ]
     return shlex.join(words)
 
 

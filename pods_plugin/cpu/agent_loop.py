@@ -1,8 +1,8 @@
 """Agent loops with less ceremony for each rollout: verl's own, minus what costs more than a tiny model's generation.
 
-verl's hook `rollout.agent.agent_loop_manager_class` brings this in (config/cpu/embedded.yaml). A rollout of a tiny model
-takes well under a millisecond to generate, and took 8 to 10 in the processes around it; what is saved here is half of
-that.
+verl's hook `rollout.agent.agent_loop_manager_class` brings this in (config/cpu/embedded.yaml). A rollout of a tiny
+model takes well under a millisecond to generate, and took 8 to 10 in the processes around it; half of that is saved
+here.
 """
 
 from __future__ import annotations

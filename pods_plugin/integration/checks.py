@@ -25,7 +25,9 @@ def parse(config: DictConfig) -> DownsampleConfig | None:
     for key in algorithm:
         if key not in KEYS and difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.8):
             nearest = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.8)[0]
-            raise DownsampleError(f"algorithm.{key} is no setting of verl or verl-pods; write algorithm.{nearest}")
+            raise DownsampleError(
+                f"algorithm.{key} is no setting of verl or verl-pods; write algorithm.{nearest}"
+            )
     kwargs = algorithm.get("downsample_kwargs")
     if isinstance(kwargs, DictConfig):
         kwargs = OmegaConf.to_container(kwargs, resolve=True)
@@ -103,7 +105,9 @@ def data_parallel_size(config: DictConfig) -> int:
             * megatron.get("context_parallel_size", 1)
         )
     else:
-        parallel = OmegaConf.select(config, "actor_rollout_ref.actor.ulysses_sequence_parallel_size", default=1) or 1
+        parallel = (
+            OmegaConf.select(config, "actor_rollout_ref.actor.ulysses_sequence_parallel_size", default=1) or 1
+        )
     return max(1, gpus // parallel)
 
 

@@ -1,7 +1,7 @@
 """verl's reward function for every registered environment: `data_source` is the environment's id.
 
-    reward.custom_reward_function.path=pkg://pods_plugin.integration.reward
-    reward.custom_reward_function.name=compute_score
+reward.custom_reward_function.path=pkg://pods_plugin.integration.reward
+reward.custom_reward_function.name=compute_score
 """
 
 from __future__ import annotations

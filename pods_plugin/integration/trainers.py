@@ -63,7 +63,9 @@ class DownsamplingMixin:
             uids.append(str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
         batch["uid"] = get_tensordict({"uid": np.array(uids, dtype=object)})["uid"]
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> KVBatchMeta:
         # The one place that all modes pass between the rewards and the log-probs.
         if self._downsample is not None:
             result = downsample(batch, self._downsample, self.global_steps)  # type: ignore[attr-defined]
@@ -111,7 +113,9 @@ def write_group_advantages(batch: KVBatchMeta, session_rewards: dict[str, float]
     """Replaces the advantages that verl computed of the kept rollouts (`advantage_stats=group`)."""
     advantages = group_advantages(session_rewards, normalise=normalise)
     # A padding row has no session; its mask is all zero, so its advantage is too.
-    per_row = torch.tensor([advantages.get(key.rsplit("_", 1)[0], 0.0) for key in batch.keys], dtype=torch.float32)
+    per_row = torch.tensor(
+        [advantages.get(key.rsplit("_", 1)[0], 0.0) for key in batch.keys], dtype=torch.float32
+    )
     mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])[
         "response_mask"
     ]

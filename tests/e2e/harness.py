@@ -95,7 +95,11 @@ def fit(trainer: Any, each_step: Callable[[int], None] | None = None) -> list[St
         reward_loop_worker_handles=trainer.get_reward_handles(),
     )
     records: list[StepRecord] = []
-    on_step_begin, sample, compute_metrics = trainer.on_step_begin, trainer.replay_buffer.sample, trainer._compute_metrics
+    on_step_begin, sample, compute_metrics = (
+        trainer.on_step_begin,
+        trainer.replay_buffer.sample,
+        trainer._compute_metrics,
+    )
 
     def recording_begin() -> None:
         left = {key for keys in (tq.kv_list() or {}).values() for key in keys}
@@ -188,5 +192,12 @@ def shut_down(trainer: Any) -> None:
 
 def gradient_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What must agree between two runs that train on the same rollouts."""
-    names = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "actor/kl_loss")
+    names = (
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "actor/entropy",
+        "actor/ppo_kl",
+        "actor/pg_clipfrac",
+        "actor/kl_loss",
+    )
     return {name: float(torch.as_tensor(metrics[name]).float().mean()) for name in names if name in metrics}

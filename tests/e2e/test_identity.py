@@ -10,8 +10,18 @@ from tests.rollouts import put_rollouts
 
 N = 4
 STEPS = [
-    {"a": [0.0, 1.0, 1.0, 0.0], "b": [1.0, 0.5, 0.25, 0.0], "c": [1.0, 1.0, 1.0, 1.0], "d": [0.0, 0.0, 0.0, 1.0]},
-    {"e": [0.3, 1.0, 0.1, 0.0], "f": [0.0, 0.0, 0.0, 0.0], "g": [1.0, 0.0, 1.0, 1.0], "h": [0.5, 0.0, 0.0, 1.0]},
+    {
+        "a": [0.0, 1.0, 1.0, 0.0],
+        "b": [1.0, 0.5, 0.25, 0.0],
+        "c": [1.0, 1.0, 1.0, 1.0],
+        "d": [0.0, 0.0, 0.0, 1.0],
+    },
+    {
+        "e": [0.3, 1.0, 0.1, 0.0],
+        "f": [0.0, 0.0, 0.0, 0.0],
+        "g": [1.0, 0.0, 1.0, 1.0],
+        "h": [0.5, 0.0, 0.0, 1.0],
+    },
 ]
 
 
@@ -50,7 +60,9 @@ def train(trainer, start: str, queue) -> list[dict]:
     "overrides",
     [
         pytest.param(["algorithm.downsample=null"], id="null"),
-        pytest.param(["algorithm.downsample=max_variance", f"algorithm.downsample_kwargs.keep={N}"], id="keep-n"),
+        pytest.param(
+            ["algorithm.downsample=max_variance", f"algorithm.downsample_kwargs.keep={N}"], id="keep-n"
+        ),
         pytest.param(["algorithm.downsample=random", "algorithm.downsample_kwargs.keep=1.0"], id="keep-all"),
     ],
 )

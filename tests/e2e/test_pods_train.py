@@ -85,7 +85,10 @@ def test_two_runs_side_by_side_one_interrupted_and_resumed(tmp_path):
     for process in processes_of(tmp_path):
         for connection in process.net_connections(kind="inet"):
             if connection.status == psutil.CONN_LISTEN:
-                assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1"), (process.name(), connection)
+                assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1"), (
+                    process.name(),
+                    connection,
+                )
 
     # Ctrl-C ends the run, with its last checkpoint kept and nothing left behind.
     ours = processes_of(run)
@@ -213,6 +216,10 @@ def test_dry_run_lets_verl_check_and_leaves_nothing(tmp_path):
 def test_a_cluster_without_the_plugin_is_told(tmp_path):
     environment = {**clean_environment(), "VERL_USE_EXTERNAL_PLUGINS": "none"}
     result = subprocess.run(
-        [*PODS, "--runs-dir", str(tmp_path), *ARITHMETIC], env=environment, capture_output=True, text=True, timeout=120
+        [*PODS, "--runs-dir", str(tmp_path), *ARITHMETIC],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.returncode == 2 and "VERL_USE_EXTERNAL_PLUGINS=none" in result.stderr

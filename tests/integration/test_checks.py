@@ -58,7 +58,10 @@ def test_a_good_config_passes():
         (["trainer.v1.trainer_mode=my_mode"], ["my_mode", "sync"]),
         (["skip.rollout_tq.enable=True"], ["skip.rollout_tq", "enable=False"]),
         (["algorithm.adv_estimator=gdpo"], ["gdpo", "grpo"]),
-        (["algorithm.downsample_kwargs.advantage_stats=group", "algorithm.adv_estimator=rloo"], ["group", "rloo"]),
+        (
+            ["algorithm.downsample_kwargs.advantage_stats=group", "algorithm.adv_estimator=rloo"],
+            ["group", "rloo"],
+        ),
         (
             ["algorithm.downsample_kwargs.advantage_stats=group", "algorithm.use_kl_in_reward=True"],
             ["group", "use_kl_in_reward=False"],
@@ -67,7 +70,10 @@ def test_a_good_config_passes():
             ["trainer.n_gpus_per_node=3", "actor_rollout_ref.actor.use_dynamic_bsz=True"],
             ["64 rows", "3 data-parallel workers"],
         ),
-        (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7"], ["ppo_micro_batch_size_per_gpu=7", "64"]),
+        (
+            ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7"],
+            ["ppo_micro_batch_size_per_gpu=7", "64"],
+        ),
         (["algorithm.downsample=no_such_module:rule"], ["no_such_module"]),
         (["algorithm.downsample=math:no_such_rule"], ["no_such_rule"]),
     ],
@@ -83,7 +89,10 @@ def test_one_line_for_each_mistake(overrides, words):
 
 
 def test_without_downsampling_nothing_is_checked():
-    assert check("algorithm.downsample=null", "trainer.use_v1=False", "algorithm.downsample_kwargs.keep=99") is None
+    assert (
+        check("algorithm.downsample=null", "trainer.use_v1=False", "algorithm.downsample_kwargs.keep=99")
+        is None
+    )
 
 
 @pytest.mark.parametrize(

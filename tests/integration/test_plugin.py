@@ -52,7 +52,9 @@ def test_every_v1_trainer_has_the_stage():
 def test_a_broken_plugin_is_not_silent():
     code = "import sys\nsys.modules['wrapt'] = None\nimport verl"
     clean = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
-    result = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=300
+    )
     assert "verl-pods: the plugin could not be loaded, down-sampling is OFF" in result.stderr
 
 
@@ -63,6 +65,14 @@ def test_what_the_plugin_adds_to_import_verl():
     added = set(run(code).splitlines()) - without
     roots = {name.split(".")[0] for name in added}
     assert "pods_plugin" in roots
-    assert not roots & {"gymnasium", "pods_envs", "hydra", "ray", "transfer_queue", "transformers", "rich", "typer"}
+    assert not roots & {
+        "gymnasium",
+        "pods_envs",
+        "hydra",
+        "ray",
+        "transfer_queue",
+        "transformers",
+        "rich",
+        "typer",
+    }
     assert len(added) < 60, sorted(added)
-

@@ -30,10 +30,14 @@ def test_keeps_the_largest_variance_and_clears_the_rest(queue):
     order = {key: i for i, key in enumerate(batch.keys)}
     assert [order[key] for key in result.batch.keys] == sorted(order[key] for key in result.batch.keys)
     assert result.batch.extra_info == batch.extra_info
-    assert [tag["seq_len"] for tag in result.batch.tags] == [batch.tags[order[k]]["seq_len"] for k in result.batch.keys]
+    assert [tag["seq_len"] for tag in result.batch.tags] == [
+        batch.tags[order[k]]["seq_len"] for k in result.batch.keys
+    ]
     assert result.metrics["downsample/generated"] == 16
     assert result.metrics["downsample/kept"] == 8
-    assert result.metrics["downsample/reward/mean_all"] == pytest.approx(np.mean(sum(rewards.values(), [])), abs=1e-6)
+    assert result.metrics["downsample/reward/mean_all"] == pytest.approx(
+        np.mean(list(rewards.values())), abs=1e-6
+    )
     assert result.rewards["b_7"] == -5.0
 
 
@@ -47,7 +51,9 @@ def test_the_order_of_arrival_changes_nothing(queue):
     assert set(first.batch.keys) == set(second.batch.keys)
     put_rollouts(rewards)
     third = downsample(batch, settings(4), global_step=2)
-    assert set(third.batch.keys) != set(first.batch.keys)  # 36 ** 6 choices of ties: another step, another one
+    assert set(third.batch.keys) != set(
+        first.batch.keys
+    )  # 36 ** 6 choices of ties: another step, another one
 
 
 def test_a_multi_row_session_is_kept_or_dropped_as_one(queue):

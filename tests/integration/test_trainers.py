@@ -51,7 +51,13 @@ def test_guard_the_seams_of_the_v1_trainer():
 
     step = inspect.getsource(trainer_base.PPOTrainer._step_once)
     order = ["replay_buffer.sample", "_compute_reward_colocate", "_balance_batch", "_compute_old_log_prob"]
-    order += ["_compute_ref_log_prob", "_compute_values", "_compute_advantage", "_update_critic", "_update_actor"]
+    order += [
+        "_compute_ref_log_prob",
+        "_compute_values",
+        "_compute_advantage",
+        "_update_critic",
+        "_update_actor",
+    ]
     positions = [step.index(name) for name in order]
     assert positions == sorted(positions)
     assert inspect.getsource(trainer_base).count("self._balance_batch(") == 1
