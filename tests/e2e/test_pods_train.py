@@ -223,3 +223,36 @@ def test_a_cluster_without_the_plugin_is_told(tmp_path):
         timeout=120,
     )
     assert result.returncode == 2 and "VERL_USE_EXTERNAL_PLUGINS=none" in result.stderr
+
+
+@pytest.mark.slow
+def test_verls_own_command_takes_the_two_settings(tiny, tmp_path):
+    """`python -m verl.trainer.main_ppo +algorithm.downsample=...`, which knows nothing of our config."""
+    from omegaconf import OmegaConf, open_dict
+
+    from pods_plugin.cpu import ENVIRONMENT
+    from tests.e2e.harness import make_config
+
+    config = make_config(tiny, "trainer.total_training_steps=2", "trainer.logger=[file]")
+    with open_dict(config):
+        for key in ("downsample", "downsample_kwargs"):
+            del config.algorithm[key]
+    OmegaConf.save(config, tmp_path / "mine.yaml")
+    metrics = tmp_path / "metrics.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        "--config-dir",
+        str(tmp_path),
+        "--config-name",
+        "mine",
+    ]
+    command += ["+algorithm.downsample=max_variance", "+algorithm.downsample_kwargs.keep=2"]
+    environment = {**clean_environment(), **ENVIRONMENT, "VERL_FILE_LOGGER_PATH": str(metrics)}
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    steps = [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
+    assert [(s["downsample/generated"], s["downsample/kept"]) for s in steps] == [(32, 8), (32, 8)]
