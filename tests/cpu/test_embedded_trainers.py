@@ -101,8 +101,10 @@ def test_a_trainer_that_failed_first_still_says_who_died(
     victim = make_actor()
     watchdog, codes = watch({"training worker 0": victim}, interval_s=30.0)
     ray.kill(victim)
+    with pytest.raises(ray.exceptions.RayActorError):  # Ray takes a moment to know, on a busy machine
+        ray.get(victim.__ray_ready__.remote(), timeout=60)
     watchdog.stop(failed=True)
-    watchdog.join(5)
+    watchdog.join(60)
     assert codes == []
     assert "pods: the run ends, training worker 0 died: " in capsys.readouterr().err
     alive, _ = watch({"training worker 0": make_actor()})
