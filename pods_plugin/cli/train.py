@@ -71,17 +71,16 @@ def train(
     _describe(console, config, settings, run_dir)
 
     with tempfile.TemporaryDirectory(prefix="pods-", ignore_cleanup_errors=True) as temp:
-        if embedded and dry_run:
-            config.run_dir = temp  # a dry run leaves nothing behind
-        elif not dry_run:
-            run_dir.mkdir(parents=True, exist_ok=True)
         if dry_run:
+            config.run_dir = temp  # a dry run leaves nothing behind
             OmegaConf.save(config, Path(temp) / "config.yaml")
             _verl_check(Path(temp), _environment(config, Path(temp), Path(temp)))
             console.print("dry run: the config composes, verl and verl-pods accept it; nothing was started")
             return 0
+        _check_files(config, run_dir, prepared=False)
+        run_dir.mkdir(parents=True, exist_ok=True)
         _prepare(config, run_dir, console)
-        _check_files(config)
+        _check_files(config, run_dir, prepared=True)
         if embedded:
             config = OmegaConf.merge(config, {"ray_kwargs": {"ray_init": {"_temp_dir": temp}}})  # type: ignore[assignment]
         OmegaConf.save(config, run_dir / "config.yaml")
@@ -144,16 +143,27 @@ def _verl_check(folder: Path, environment: dict[str, str]) -> None:
         raise LaunchError(explain(result.stdout + result.stderr))
 
 
-def _check_files(config: DictConfig) -> None:
+def _check_files(config: DictConfig, run_dir: Path, *, prepared: bool) -> None:
+    """Looks for what the run will read; before the recipe's `prepare` steps, only for what these do not make."""
+
+    def made(path: str) -> bool:
+        return not prepared and Path(path).is_relative_to(run_dir)
+
     for key in ("data.train_files", "data.val_files"):
         value = OmegaConf.select(config, key)
         for path in value if isinstance(value, ListConfig) else [value]:
-            if path is not None and "://" not in str(path) and not Path(str(path)).expanduser().exists():
+            if path is None or "://" in str(path) or made(str(path)):
+                continue
+            if not Path(str(path)).expanduser().exists():
                 raise LaunchError(
                     f"{key}={path} does not exist; write the data with: pods data ENV_ID --out DIR"
                 )
     model = str(config.actor_rollout_ref.model.path)
-    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
+    if (
+        model.startswith(("/", "./", "../", "~"))
+        and not made(model)
+        and not Path(model).expanduser().is_dir()
+    ):
         raise LaunchError(
             f"actor_rollout_ref.model.path={model} is no folder; give a Hugging Face folder or a name on the hub"
         )
@@ -246,7 +256,7 @@ def _watch(
 ) -> int:
     log_path = run_dir / "train.log"
     start_step = max((record.step for record in load_run(run_dir).steps), default=0)
-    total = config.trainer.total_training_steps
+    total = _total_steps(config)
     lines = StepConsole(console, total_steps=total, start_step=start_step)
     tail = MetricsTail(run_dir / "metrics.jsonl")
     console.print(f"verl's log: {_shown(log_path)}", highlight=False)
@@ -280,6 +290,17 @@ def _watch(
         )
         return 1
     return 0
+
+
+def _total_steps(config: DictConfig) -> int:
+    """The step a run ends at, as verl reckons it (overlong prompts that verl filters out are counted here)."""
+    if config.trainer.total_training_steps is not None:
+        return int(config.trainer.total_training_steps)
+    from pyarrow.parquet import read_metadata
+
+    files = config.data.train_files
+    rows = sum(read_metadata(path).num_rows for path in (files if isinstance(files, ListConfig) else [files]))
+    return int(rows // config.data.train_batch_size * config.trainer.total_epochs)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from pods_plugin.cli import compose as compose_module
 from pods_plugin.cli.compose import LaunchError, verl_configs
-from pods_plugin.cli.train import explain, last_checkpoint
+from pods_plugin.cli.train import _total_steps, explain, last_checkpoint
 
 
 def test_explain_takes_our_line_before_any_other():
@@ -41,6 +41,18 @@ def test_last_checkpoint_is_the_one_verl_finished(tmp_path):
     assert last_checkpoint(config) is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
     assert last_checkpoint(config) == tmp_path / "global_step_2"
+
+
+def test_total_steps_are_given_or_follow_from_the_data(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    path = tmp_path / "train.parquet"
+    pandas.DataFrame({"x": range(35)}).to_parquet(path)
+    data = {"train_files": [str(path), str(path)], "train_batch_size": 16}
+    trainer = {"total_training_steps": None, "total_epochs": 3}
+    config = OmegaConf.create({"trainer": trainer, "data": data})
+    assert _total_steps(config) == 70 // 16 * 3
+    config.trainer.total_training_steps = 7
+    assert _total_steps(config) == 7
 
 
 def test_verl_absent_or_too_old_is_one_line(monkeypatch):
