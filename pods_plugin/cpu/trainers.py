@@ -111,7 +111,7 @@ class Watchdog(threading.Thread):
         self._failed = failed
         self._stopped.set()
         if failed:
-            died = self._look(wait_s=0.5)
+            died = self._look(wait_s=3.0)  # Ray takes a moment to know, on a busy machine longer
             if died is not None:
                 self._say(f"{died[0]} died: {died[1]}")
 
@@ -176,7 +176,7 @@ class Watchdog(threading.Thread):
         then = (
             f"resume from {folder} with trainer.resume_mode=auto" if folder else "there is no checkpoint yet"
         )
-        print(f"pods: the run ends, {why}; {then}.", file=sys.stderr, flush=True)
+        print(f"verl-pods: the run ends, {why}; {then}.", file=sys.stderr, flush=True)
 
     def _end(self, why: str, grace_s: float) -> None:
         self._say(why)

@@ -69,9 +69,9 @@ def test_a_dead_actor_ends_the_run_with_one_line(make_actor: Any, capsys: pytest
     ray.kill(victim)
     watchdog.join(15)
     assert codes == [EXIT_CODE]
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pods:")]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("verl-pods:")]
     assert len(lines) == 1
-    assert lines[0].startswith("pods: the run ends, rollout server hf_server_0 died: ")
+    assert lines[0].startswith("verl-pods: the run ends, rollout server hf_server_0 died: ")
     assert "resume from runs/x/global_step_7" in lines[0]
     assert len(lines[0]) < 400
 
