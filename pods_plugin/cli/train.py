@@ -94,7 +94,8 @@ def train(
             (run_dir / "launch.json").write_text(json.dumps(launch, indent=2) + "\n")
         environment = _environment(config, run_dir, Path(temp) if embedded else None)
         code = _watch(config, settings, run_dir, environment, console)
-    _report(config, run_dir, console, finished=code == 0)
+    if code != 130:  # who interrupts does not want to wait for a figure
+        _report(config, run_dir, console, finished=code == 0)
     return code
 
 
@@ -268,6 +269,7 @@ def _watch(
         child = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
+        interrupted = False
         try:
             while child.poll() is None:
                 for record in tail.read():
@@ -275,11 +277,12 @@ def _watch(
                 time.sleep(0.2)
         except KeyboardInterrupt:
             console.print("\nstopping ...")
-            _end(child, environment[RUN_ID])
-            console.print(f"interrupted; {_resume_hint(config, run_dir)}", highlight=False)
-            return 130
+            interrupted = True
         finally:
             _end(child, environment[RUN_ID])
+    if interrupted:
+        console.print(f"interrupted; {_resume_hint(config, run_dir)}", highlight=False)
+        return 130
     for record in tail.read():
         lines.add(record)
     if child.returncode:

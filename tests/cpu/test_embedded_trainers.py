@@ -101,8 +101,9 @@ def test_a_trainer_that_failed_first_still_says_who_died(
     victim = make_actor()
     watchdog, codes = watch({"training worker 0": victim}, interval_s=30.0)
     ray.kill(victim)
-    with pytest.raises(ray.exceptions.RayActorError):  # Ray takes a moment to know, on a busy machine
-        ray.get(victim.__ray_ready__.remote(), timeout=60)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:  # until Ray knows: on a busy machine that takes a moment
+            ray.get(victim.__ray_ready__.remote(), timeout=60)
     watchdog.stop(failed=True)
     watchdog.join(60)
     assert codes == []

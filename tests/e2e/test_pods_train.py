@@ -95,7 +95,7 @@ def test_two_runs_side_by_side_one_interrupted_and_resumed(tmp_path):
     temps = {p.environ().get("TMPDIR") for p in ours} - {None}
     assert len(ours) > 5 and len(temps) == 1
     second.send_signal(signal.SIGINT)
-    code, output = finish(second, timeout=60)
+    code, output = finish(second, timeout=120)
     assert code == 130, output
     assert f"pods train --resume {run.name}" in " ".join(output.split())
     assert processes_of(run) == []
