@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -131,26 +129,3 @@ def _check_divisibility(config: DictConfig, settings: DownsampleConfig) -> None:
             f"workers gets of a mini-batch (ppo_mini_batch_size={actor.ppo_mini_batch_size} x keep={settings.keep}); "
             f"write a divisor of {rows // dp}, or actor.use_dynamic_bsz=True"
         )
-
-
-def install_config_check(module: Any) -> None:
-    """Makes verl's `validate_config`, which every entry point calls before it starts Ray, check ours too.
-
-    PATCH of verl: there is no hook between composing a config and starting workers, and a config error that surfaces
-    in a Ray actor is a page of traceback after a minute. Guard: tests/integration/test_checks.py.
-    """
-    validate: Callable[..., None] = module.validate_config
-    if getattr(validate, "_checks_downsampling", False):
-        return
-
-    @functools.wraps(validate)
-    def validate_config(config: DictConfig, *args: Any, **kwargs: Any) -> None:
-        try:
-            check_config(config)
-        except DownsampleError as error:
-            # One line and exit code 1 instead of Hydra's traceback.
-            raise SystemExit(f"verl-pods: {error}") from None
-        validate(config, *args, **kwargs)
-
-    validate_config._checks_downsampling = True  # type: ignore[attr-defined]
-    module.validate_config = validate_config

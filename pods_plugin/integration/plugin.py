@@ -6,8 +6,38 @@ word. So this module keeps to calls that cannot fail in a healthy installation, 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from typing import Any
+
+
+def install_config_check(module: Any) -> None:
+    """Makes verl's `validate_config`, which every entry point calls before it starts Ray, check ours too.
+
+    PATCH of verl: there is no hook between composing a config and starting workers, and a config error that surfaces
+    in a Ray actor is a page of traceback after a minute. Guard: tests/integration/test_checks.py.
+    """
+    validate = module.validate_config
+    if getattr(validate, "_checks_downsampling", False):
+        return
+
+    @functools.wraps(validate)
+    def validate_config(config: Any, *args: Any, **kwargs: Any) -> None:
+        # Here, not at the top: `import verl` should not pay for what only a launcher needs.
+        from pods_plugin.downsampling import DownsampleError
+        from pods_plugin.integration.checks import check_config
+
+        try:
+            check_config(config)
+        except DownsampleError as error:
+            # One line and exit code 1 instead of Hydra's traceback.
+            raise SystemExit(f"verl-pods: {error}") from None
+        validate(config, *args, **kwargs)
+
+    validate_config._checks_downsampling = True  # type: ignore[attr-defined]
+    module.validate_config = validate_config
+
 
 try:
     import wrapt
@@ -15,8 +45,6 @@ try:
     # Each hook runs when verl imports the module, or at once if it is already there.
     @wrapt.when_imported("verl.utils.config")
     def _check_before_any_worker_starts(module: object) -> None:
-        from pods_plugin.integration.checks import install_config_check
-
         install_config_check(module)
 
     @wrapt.when_imported("verl.trainer.ppo.v1")
