@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import hashlib
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +36,24 @@ class EmbeddedAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class)
             teacher_client,
             [_LocalReward(config)] if reward_loop_worker_handles else reward_loop_worker_handles,
         )
+        self._repeatable = repeatable(config)
+
+    async def _run_agent_loop(
+        self,
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        *,
+        uid: str,
+        session_id: int,
+        **kwargs: Any,
+    ) -> Any:
+        if self._repeatable and not trajectory["validate"]:
+            # By name, not by arrival: else workers that overtake each other swap the rollouts of two sessions.
+            seed = session_seed(int(self.config.actor_rollout_ref.rollout.seed), uid, session_id)
+            sampling_params = {**sampling_params, "seed": seed}
+        return await super()._run_agent_loop(
+            sampling_params, trajectory, uid=uid, session_id=session_id, **kwargs
+        )
 
 
 class EmbeddedAgentLoopManager(AgentLoopManagerTQ):
@@ -43,6 +62,21 @@ class EmbeddedAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(EmbeddedAgentLoopWorker)
+
+
+def repeatable(config: Any) -> bool:
+    """Whether the trainer names its prompts the same in every run, see DownsamplingMixin._name_prompts."""
+    return (
+        config.trainer.v1.trainer_mode == "sync"
+        and config.data.get("seed") is not None
+        and config.algorithm.get("downsample") is not None
+    )
+
+
+def session_seed(seed: int, uid: str, session_id: int) -> int:
+    """The sampling seed of one session, in [0, 2**63)."""
+    digest = hashlib.blake2b(f"{seed}/{uid}/{session_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def _without_routing(client: Any) -> Any:

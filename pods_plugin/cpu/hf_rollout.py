@@ -221,7 +221,7 @@ class HFServer:
         request = GenerationRequest(
             prompt_ids=prompt,
             max_tokens=max(1, min(default if max_tokens is None else int(max_tokens), room)),
-            seed=self._next_seed(prompt) if seed is None else int(seed),
+            seed=self._next_seed(prompt) if seed is None else _mixed(int(seed), prompt),
             temperature=float(parameters.pop("temperature", 1.0)),
             top_k=int(parameters.pop("top_k", -1)),
             top_p=float(parameters.pop("top_p", 1.0)),
@@ -241,7 +241,7 @@ class HFServer:
         has seen the prompt. (Which replica gets a prompt is the load balancer's choice: with several, runs
         repeat only as far as that does.)
         """
-        digest = hashlib.blake2b(struct.pack(f"<{len(prompt)}q", *prompt), digest_size=16).digest()
+        digest = _digest(prompt)
         occurrence = self._seen[digest]
         self._seen[digest] += 1
         steps = -1 if self.global_steps is None else self.global_steps
@@ -585,6 +585,16 @@ _LORA_MESSAGE = (
     "the hf rollout has no LoRA adapters; set actor_rollout_ref.model.lora.merge=True, so that verl sends "
     "the merged weights."
 )
+
+
+def _digest(prompt: list[int]) -> bytes:
+    return hashlib.blake2b(struct.pack(f"<{len(prompt)}q", *prompt), digest_size=16).digest()
+
+
+def _mixed(seed: int, prompt: list[int]) -> int:
+    """The seed of a request that brings one: the turns of a session share it, and must not share the draws."""
+    head = seed.to_bytes(16, "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(head + _digest(prompt), digest_size=16).digest(), "little")
 
 
 def _first_line(error: BaseException) -> str:

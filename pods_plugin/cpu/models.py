@@ -145,7 +145,7 @@ def warm_up(
         path: A Hugging Face folder.
         examples: Pairs of a user message and the answer to it.
         steps: Updates; 0 leaves the folder as it is.
-        lr: Learning rate of AdamW.
+        lr: Learning rate of AdamW; falls to a tenth of it over the last third of the steps.
         batch_size: Pairs an update, drawn with replacement.
         seed: Of the draws.
 
@@ -169,6 +169,10 @@ def warm_up(
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     draw = random.Random(seed)
     loss = torch.tensor(float("nan"))
+    # A warm-up that ends amid its largest steps leaves one seed's model far from where another's is.
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: max(0.1, min(1.0, 3 * (steps - step) / steps))
+    )
     for _ in range(steps):
         batch = draw.choices(rows, k=batch_size)
         width = max(len(ids) for ids, _ in batch)
@@ -183,6 +187,7 @@ def warm_up(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
     model.eval().save_pretrained(path)
     return loss.item()
 

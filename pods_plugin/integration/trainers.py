@@ -30,7 +30,7 @@ class DownsamplingMixin:
     def __init__(self, config: DictConfig):
         self._downsample: DownsampleConfig | None = parse(config)
         self._session_rewards: dict[str, float] = {}
-        self._prompts_named = 0
+        self._prompts_named = (0, 0)  # at which step, how many
         if self._downsample is not None:
             # verl derives the mini-batch size, the batch's padding multiple and the loss normalisation from
             # rollout.n; left at n, the gradient shrinks by m/n and dummy rows fill the batch up to n. So for verl
@@ -56,11 +56,13 @@ class DownsamplingMixin:
         seed = self.config.data.get("seed")  # type: ignore[attr-defined]
         if seed is None or self.trainer_mode != "sync":  # type: ignore[attr-defined]
             return
-        uids = []
-        for _ in range(len(batch)):
-            self._prompts_named += 1
-            name = f"{seed}/{self.global_steps}/{self._prompts_named}"  # type: ignore[attr-defined]
-            uids.append(str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
+        step: int = self.global_steps  # type: ignore[attr-defined]
+        # Counted within the step, so that a resumed run names its prompts as an uninterrupted one does.
+        named = self._prompts_named[1] if self._prompts_named[0] == step else 0
+        uids = [
+            str(uuid.uuid5(uuid.NAMESPACE_OID, f"{seed}/{step}/{named + i + 1}")) for i in range(len(batch))
+        ]
+        self._prompts_named = (step, named + len(batch))
         batch["uid"] = get_tensordict({"uid": np.array(uids, dtype=object)})["uid"]
 
     def _balance_batch(

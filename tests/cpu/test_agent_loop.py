@@ -28,11 +28,53 @@ def test_an_agent_loop_is_made_by_calling_its_class():
 
 
 def test_guard_verl_still_goes_through_hydra_for_each_rollout():
-    source = inspect.getsource(agent_loop.EmbeddedAgentLoopWorker._run_agent_loop)
+    source = inspect.getsource(agent_loop.EmbeddedAgentLoopWorker.__mro__[1]._run_agent_loop)
     assert "hydra.utils.instantiate(" in source
     module_source = inspect.getsource(agent_loop.agent_loop_module)
     assert module_source.count("hydra.utils.instantiate(") == 1
     assert "compute_score.remote(data)" in module_source
+
+
+@pytest.mark.parametrize(
+    ("mode", "validate", "seeded"),
+    [("sync", False, True), ("sync", True, False), ("colocate_async", False, False)],
+)
+def test_a_session_has_its_own_seed_where_prompts_have_repeatable_names(monkeypatch, mode, validate, seeded):
+    import asyncio
+
+    from omegaconf import OmegaConf
+
+    seen = []
+
+    async def record(self, sampling_params, trajectory, **kwargs):
+        seen.append((sampling_params.get("seed"), kwargs))
+
+    monkeypatch.setattr(agent_loop.EmbeddedAgentLoopWorker.__mro__[1], "_run_agent_loop", record)
+    worker = object.__new__(agent_loop.EmbeddedAgentLoopWorker)
+    worker.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"seed": 3}}})
+    worker._repeatable = agent_loop.repeatable(
+        OmegaConf.create(
+            {
+                "trainer": {"v1": {"trainer_mode": mode}},
+                "data": {"seed": 0},
+                "algorithm": {"downsample": "max_variance"},
+            }
+        )
+    )
+
+    async def sessions():
+        for uid, session_id in (("a", 0), ("a", 1), ("b", 0), ("a", 0)):
+            await worker._run_agent_loop(
+                {"top_p": 1.0}, {"validate": validate}, uid=uid, session_id=session_id, agent_name="x"
+            )
+
+    asyncio.run(sessions())
+    seeds = [seed for seed, _ in seen]
+    assert seen[1][1] == {"uid": "a", "session_id": 1, "agent_name": "x"}
+    if not seeded:
+        assert seeds == [None] * 4
+    else:
+        assert seeds[0] == seeds[3] and len(set(seeds)) == 3
 
 
 class Balancer:

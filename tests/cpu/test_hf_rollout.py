@@ -129,6 +129,14 @@ def test_seeds() -> None:
     )
 
 
+def test_the_turns_of_a_session_draw_differently() -> None:
+    server = make_server()
+    first, second = (server._request(prompt, {"seed": 7}).seed for prompt in ([5, 6], [5, 6, 7]))
+    assert first != second
+    assert server._request([5, 6], {"seed": 7}).seed == first
+    assert server._request([5, 6], {"seed": 8}).seed != first
+
+
 def test_a_new_weight_version_has_new_seeds() -> None:
     server = make_server()
     seeds = [server._next_seed([5]), server._next_seed([5])]
