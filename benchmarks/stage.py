@@ -12,7 +12,6 @@ import argparse
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -61,20 +60,9 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     sys.path.insert(0, str(ROOT))
 
-    import ray
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
+    from tests.cluster import local_queue, local_ray
 
-    with tempfile.TemporaryDirectory(prefix="pods-bench-", ignore_cleanup_errors=True) as temp:
-        ray.init(
-            address="local",
-            _temp_dir=temp,
-            include_dashboard=False,
-            num_cpus=8,
-            object_store_memory=500_000_000,
-            log_to_driver=False,
-        )
-        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    with local_ray(num_cpus=8, object_store_memory=500_000_000, log_to_driver=False), local_queue():
         print(
             "| prompts x n | rollouts | stage s | a rollout, us | of writing the rollouts | of reading the kept |"
         )
@@ -88,8 +76,6 @@ def main() -> None:
                 f"{seconds['stage'] / seconds['put']:.1%} | {seconds['stage'] / seconds['get']:.2f} x |",
                 flush=True,
             )
-        tq.close()
-        ray.shutdown()
 
 
 if __name__ == "__main__":

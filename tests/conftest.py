@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import local_queue, local_ray
+
 # The test process is an embedded run: verl is imported with the cpu platform, whatever this machine has.
 try:
     from pods_plugin.cpu import ENVIRONMENT
@@ -29,32 +31,16 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    ray = pytest.importorskip("ray")
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="pods-test-", ignore_cleanup_errors=True) as temp:
-        ray.init(
-            address="local",
-            _temp_dir=temp,
-            include_dashboard=False,
-            num_cpus=32,
-            num_gpus=4,
-            object_store_memory=300_000_000,
-            log_to_driver=True,
-        )
+def ray_cluster() -> Iterator[None]:
+    pytest.importorskip("ray")
+    with local_ray(num_cpus=32, num_gpus=4, object_store_memory=300_000_000):
         yield
-        ray.shutdown()
 
 
 @pytest.fixture(scope="session")
 def transfer_queue(ray_cluster: None) -> Iterator[object]:
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
-
-    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-    yield tq
-    tq.close()
+    with local_queue() as tq:
+        yield tq
 
 
 @pytest.fixture

@@ -54,6 +54,9 @@ def train(
     Raises:
         LaunchError: The run cannot start.
     """
+    for override in overrides:
+        if override.lstrip("+~").split("=", 1)[0] in ("run_dir", "run_name"):
+            raise LaunchError(f"{override}: the run's folder is named by the options --runs-dir and --name")
     if resume is not None:
         if not (resume / "config.yaml").is_file():
             raise LaunchError(

@@ -8,10 +8,11 @@ import re
 
 import pytest
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from pods_plugin.cli import compose as compose_module
 from pods_plugin.cli.compose import LaunchError, verl_configs
-from pods_plugin.cli.train import _total_steps, explain, last_checkpoint
+from pods_plugin.cli.train import _total_steps, explain, last_checkpoint, train
 
 
 def test_explain_takes_our_line_before_any_other():
@@ -73,3 +74,18 @@ def test_the_base_package_pulls_nothing_of_a_clusters_stack():
     assert names == {"gymnasium", "hydra-core", "math-verify", "numpy", "psutil", "rich", "typer", "wrapt"}
     # Lower bounds only: no pin of ours moves a package that is there.
     assert not [r for r in requirements if re.search(r"==|<|~=", r)]
+
+
+@pytest.mark.parametrize("override", ["run_dir=elsewhere", "+run_name=mine"])
+def test_the_folder_of_a_run_is_no_override(tmp_path, override):
+    with pytest.raises(LaunchError, match="--runs-dir and --name"):
+        train(
+            None,
+            "pods_trainer",
+            [override],
+            name=None,
+            runs_dir=tmp_path,
+            resume=None,
+            dry_run=True,
+            console=Console(),
+        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,16 @@ def set_loss(trainer: Any, **actor: Any) -> None:
         config.rollout_n = trainer.config.actor_rollout_ref.rollout.n
     actor_config = omega_conf_to_dataclass(config)
     trainer.actor_rollout_wg.set_loss_fn(partial(ppo_loss, config=actor_config))
+
+
+@contextmanager
+def running(config: DictConfig) -> Iterator[Any]:
+    """A trainer whose workers end with the block."""
+    trainer = make_trainer(config)
+    try:
+        yield trainer
+    finally:
+        shut_down(trainer)
 
 
 def shut_down(trainer: Any) -> None:

@@ -64,18 +64,15 @@ def test_engines_estimators_reference_policy_and_validation(tiny, queue, strateg
         "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
         "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
     )
-    trainer = harness.make_trainer(config)
+    with harness.running(config) as trainer:
 
-    def another_estimator(step: int) -> None:
-        settings = {"norm_adv_by_std_in_grpo": True, **ESTIMATORS[step - 1]}
-        trainer.config.algorithm.update(settings)
-        dr_grpo = not settings["norm_adv_by_std_in_grpo"]
-        harness.set_loss(trainer, loss_agg_mode="seq-mean-token-sum-norm" if dr_grpo else "token-mean")
+        def another_estimator(step: int) -> None:
+            settings = {"norm_adv_by_std_in_grpo": True, **ESTIMATORS[step - 1]}
+            trainer.config.algorithm.update(settings)
+            dr_grpo = not settings["norm_adv_by_std_in_grpo"]
+            harness.set_loss(trainer, loss_agg_mode="seq-mean-token-sum-norm" if dr_grpo else "token-mean")
 
-    try:
         records = harness.fit(trainer, another_estimator)
-    finally:
-        harness.shut_down(trainer)
     assert len(records) == len(ESTIMATORS)
     for record in records:
         assert_sound(record)
@@ -95,11 +92,8 @@ def test_group_statistics_and_zero_variance_groups(tiny, queue):
         "algorithm.downsample_kwargs.drop_zero_variance=True",
         "trainer.total_training_steps=2",
     )
-    trainer = harness.make_trainer(config)
-    try:
+    with harness.running(config) as trainer:
         records = harness.fit(trainer)
-    finally:
-        harness.shut_down(trainer)
     for record in records:
         groups = PROMPTS - record.metrics["downsample/zero_variance_groups"]
         assert record.metrics["downsample/kept"] == (groups or PROMPTS) * M
@@ -114,11 +108,8 @@ def test_colocate_async(tiny, queue):
         "trainer.v1.trainer_mode=colocate_async",
         "trainer.total_training_steps=4",
     )
-    trainer = harness.make_trainer(config)
-    try:
+    with harness.running(config) as trainer:
         records = harness.fit(trainer)
-    finally:
-        harness.shut_down(trainer)
     assert len(records) == 4
     for record in records:
         assert record.sampled["train"] == [PROMPTS * N]
@@ -132,17 +123,14 @@ def test_fifty_steps_leak_nothing(tiny, queue):
 
     import psutil
 
-    trainer = harness.make_trainer(config_of(tiny, "trainer.total_training_steps=50"))
     memory: list[int] = []
 
     def measure(step: int) -> None:
         gc.collect()
         memory.append(psutil.Process().memory_info().rss)
 
-    try:
+    with harness.running(config_of(tiny, "trainer.total_training_steps=50")) as trainer:
         records = harness.fit(trainer, measure)
-    finally:
-        harness.shut_down(trainer)
     assert len(records) == 50
     for record in records:
         assert_sound(record)
