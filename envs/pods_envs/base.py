@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import multiprocessing
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import gymnasium
 import numpy as np
@@ -22,12 +23,29 @@ class Problem:
     Attributes:
         question: The problem text, without instructions on how to answer.
         answer: The reference (gold) answer, as the verifier of the environment expects it.
-        info: Anything else the source knows: subject, level, the worked solution, ...
+        info: Anything else the source knows: subject, level, the worked solution, ... What JSON can hold, for
+            a trainer's data files.
     """
 
     question: str
     answer: str
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def info_json(self) -> str:
+        """`info` as JSON, in which it travels to a trainer's reward function.
+
+        Raises:
+            TypeError: A value that JSON cannot hold.
+        """
+        for key, value in self.info.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"info[{key!r}] of the problem {self.question[:40]!r} is a {type(value).__name__} that JSON "
+                    f"cannot hold ({error}); keep to strings, numbers, lists and dicts in Problem.info"
+                ) from error
+        return json.dumps(dict(self.info))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +53,8 @@ class Verdict:
     """What a verifier found out about one response.
 
     Attributes:
-        reward: What a trainer gets: `(1 - format_weight) * correct + format_weight * format_ok`.
+        reward: What a trainer gets. A verifier gives 1.0 for a correct answer, 0.0 for a wrong one, or partial
+            credit; the environment makes `(1 - format_weight) * reward + format_weight * format_ok` of it.
         correct: Whether the answer equals the reference.
         extracted: The answer found in the response; None if there is none.
         method: How it was decided: `exact`, `symbolic`, `no_answer`, `unparsable`, `timeout`, `memory`, ...
@@ -53,8 +72,8 @@ class Verdict:
     format_ok: bool = False
 
     def weighted(self, format_weight: float) -> Verdict:
-        """The same verdict with the reward recomputed for `format_weight` in [0, 1]."""
-        reward = (1.0 - format_weight) * self.correct + format_weight * self.format_ok
+        """The same verdict with a share in [0, 1] of the reward given for the format."""
+        reward = (1.0 - format_weight) * self.reward + format_weight * self.format_ok
         return dataclasses.replace(self, reward=float(reward))
 
 
@@ -168,6 +187,7 @@ class ReasoningEnv(gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (declared like this by gymnasium)
+    splits: ClassVar[tuple[str, ...]] = ("train", "test")  # the values of `split=` that have problems
 
     def __init__(
         self,

@@ -49,6 +49,7 @@ class MATH500Env(MATHEnv):
 
     hub = "HuggingFaceH4/MATH-500"
     dataset = "math500"
+    splits = ("test",)
 
     def __init__(self, *, split: str = "test", **kwargs: Any):
         super().__init__(split=split, **kwargs)

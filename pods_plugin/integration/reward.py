@@ -6,17 +6,27 @@ reward.custom_reward_function.name=compute_score
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import json
+import logging
+import threading
 from typing import Any
 
-from pods_envs import Problem, ReasoningEnv, env_class
+from pods_envs import Problem, ReasoningEnv, Verdict, env_class
+
+logger = logging.getLogger(__name__)
+
+_environments: dict[tuple[str, str], ReasoningEnv] = {}
+_making = threading.Lock()
 
 
-@functools.lru_cache(maxsize=64)
 def _environment(env_id: str, env_kwargs: str) -> ReasoningEnv:
-    cls, registered = env_class(env_id)
-    return cls.for_verification(**{**registered, **json.loads(env_kwargs)})
+    with _making:  # the first batch asks a hundred times at once
+        if (env_id, env_kwargs) not in _environments:
+            cls, registered = env_class(env_id)
+            made = cls.for_verification(**{**registered, **json.loads(env_kwargs)})
+            _environments[env_id, env_kwargs] = made
+        return _environments[env_id, env_kwargs]
 
 
 async def compute_score(
@@ -28,11 +38,26 @@ async def compute_score(
 ) -> dict[str, Any]:
     """The verdict of the environment `data_source` on a response. A coroutine: verl's reward loop awaits it.
 
+    A verifier that raises costs the response its reward, not the run its life; the log says so.
+
     Returns:
         `score` (what is trained on) and, as reward_extra_info: `acc` (0 or 1), `format_ok`, `extracted`, `method`.
     """
-    env = _environment(data_source, (extra_info or {}).get("env_kwargs") or "{}")
-    verdict = await env.verify_async(solution_str, Problem(question="", answer=ground_truth))
+    extra = extra_info or {}
+    key = (data_source, extra.get("env_kwargs") or "{}")
+    # Making one may import a package or read a file: not in the event loop.
+    env = _environments.get(key) or await asyncio.to_thread(_environment, *key)
+    info = json.loads(extra.get("info") or "{}")
+    problem = Problem(question=extra.get("question") or "", answer=ground_truth, info=info)
+    try:
+        verdict = await env.verify_async(solution_str, problem)
+    except Exception:
+        logger.exception(
+            "verl-pods: the verifier of %s raised, the response gets no reward (pods check-env %s finds such "
+            "errors)",
+            *(data_source, data_source),
+        )
+        verdict = Verdict(0.0, False, None, "error")
     return {
         "score": verdict.reward,
         "acc": float(verdict.correct),

@@ -11,7 +11,7 @@ from pods_envs.base import Verdict
 from pods_envs.verifiers.comparison import Symbolic, UndecidedError, UnparsableError, equal, undecided
 from pods_envs.verifiers.extraction import extract, last_box
 from pods_envs.verifiers.latex import clean
-from pods_envs.verifiers.pool import Budget, SymbolicError, shared_pool
+from pods_envs.verifiers.pool import Budget, WorkerError, shared_pool
 from pods_envs.verifiers.rational import MAX_LENGTH, TooLargeError
 
 TIME_LIMIT = 2.0  # seconds of computer algebra for one response
@@ -95,6 +95,7 @@ def _exact(
             f"dataset={dataset!r} is not one of {', '.join(DATASETS)}; 'math' suits other sources too"
         )
     start = time.perf_counter()
+    shared_pool().warm()  # so that the first answer that needs it need not wait for its imports
     extraction = extract(response, answer_format, last_number=dataset == "gsm8k")
     verdict = functools.partial(
         _verdict, start=start, extracted=extraction.text, format_ok=extraction.format_ok
@@ -118,12 +119,12 @@ def _symbolic(
     budget = Budget(time_limit)
 
     def ask(kind: str, gold: str, response: str) -> bool:
-        return shared_pool().ask(kind, gold, response, budget)
+        return bool(shared_pool().ask({"kind": kind, "gold": gold, "response": response}, budget))
 
     try:
         correct, method = _compare(reference, answer, ask)
         return verdict(correct, "symbolic" if method == "exact" else method)
-    except SymbolicError as error:
+    except WorkerError as error:
         return verdict(False, error.method)
     except Exception:  # as above
         return verdict(False, "error")

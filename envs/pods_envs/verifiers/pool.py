@@ -1,4 +1,4 @@
-"""A pool of worker processes for computer algebra, shared by the threads of a process."""
+"""Pools of worker processes for what may hang, such as computer algebra; shared by the threads of a process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 WORKERS = max(1, min(4, os.cpu_count() or 1))
 MEMORY_MB = 1024
 _STARTUP_SECONDS = 120  # importing sympy on a busy machine
 _GRACE_SECONDS = 0.5  # how much later than its own timer a worker is killed from here
+_LEFT_BY_STARTUP = 0.3  # seconds that waiting for a new worker leaves a verification at least
+_FOLDER = Path(__file__).parent
 
 
-class SymbolicError(Exception):
-    """Computer algebra gave no answer; `method` says why: timeout, memory, unparsable or error."""
+class WorkerError(Exception):
+    """A worker gave no answer; `method` says why: timeout, memory, unparsable or error."""
 
     def __init__(self, method: str):
         super().__init__(method)
@@ -30,14 +33,14 @@ class SymbolicError(Exception):
 
 
 class _Worker:
-    """One supervisor process and its pipes (see symbolic_worker.py)."""
+    """One supervisor process and its pipes (see worker.py)."""
 
-    def __init__(self, memory_mb: int):
+    def __init__(self, work: str, memory_mb: int):
         # A plain child process rather than multiprocessing: daemonic processes (AsyncVectorEnv's) may not
         # start those, and a spawned one would import the user's main script.
-        script = Path(__file__).with_name("symbolic_worker.py")
+        arguments = [str(memory_mb), json.dumps(sys.path), str(_FOLDER / work)]
         self.process = subprocess.Popen(
-            [sys.executable, str(script), str(memory_mb), json.dumps(sys.path)],
+            [sys.executable, str(_FOLDER / "worker.py"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -51,37 +54,37 @@ class _Worker:
         """Returns when the imports are done.
 
         Raises:
-            SymbolicError: The worker did not start.
+            WorkerError: The worker did not start.
         """
         if not self._ready and self._reply(_STARTUP_SECONDS) != {"method": "ready"}:
             self.kill()
-            raise SymbolicError("error")
+            raise WorkerError("error")
         self._ready = True
 
-    def ask(self, kind: str, gold: str, response: str, seconds: float) -> bool:
-        """The reply to one request.
+    def ask(self, request: dict[str, Any], seconds: float) -> Any:
+        """The value that the worker replies to one request.
 
         Raises:
-            SymbolicError: No answer.
+            WorkerError: No answer.
         """
         assert self.process.stdin is not None and self.process.stdout is not None
         while select.select([self.process.stdout], [], [], 0)[
             0
         ]:  # the last words of a child that was killed idle
             if not self._reply(0):
-                raise SymbolicError("error")
+                raise WorkerError("error")
         self._requests += 1
-        request = {"id": self._requests, "kind": kind, "gold": gold, "response": response, "seconds": seconds}
+        line = json.dumps({**request, "id": self._requests, "seconds": seconds}).encode() + b"\n"
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.write(line)
         except OSError as error:
-            raise SymbolicError("error") from error
+            raise WorkerError("error") from error
         reply = self._reply(seconds + _GRACE_SECONDS)
         while reply.get("id", self._requests) != self._requests:  # of a request that was given up
             reply = self._reply(seconds + _GRACE_SECONDS)
-        if reply.get("method") != "symbolic":
-            raise SymbolicError(str(reply.get("method", "error")))
-        return bool(reply["equal"])
+        if "value" not in reply:
+            raise WorkerError(str(reply.get("method", "error")))
+        return reply["value"]
 
     def _reply(self, seconds: float) -> dict[str, object]:
         """The next line of the worker; kills it if none comes in time. Empty if it has ended."""
@@ -124,9 +127,18 @@ class _Worker:
 
 
 class Pool:
-    """At most `workers` processes, started when they are needed and replaced when they have been killed."""
+    """At most `workers` processes, started when they are needed and replaced when they have been killed.
 
-    def __init__(self, workers: int = WORKERS, memory_mb: int = MEMORY_MB):
+    Args:
+        work: The file beside this one that holds what they do.
+        workers: How many there may be.
+        memory_mb: Address space of each.
+    """
+
+    def __init__(
+        self, work: str = "symbolic_worker.py", workers: int = WORKERS, memory_mb: int = MEMORY_MB
+    ):
+        self.work = work
         self.memory_mb = memory_mb
         self.workers: list[_Worker] = []
         self._idle: list[_Worker] = []
@@ -134,18 +146,26 @@ class Pool:
         self._free = threading.BoundedSemaphore(workers)
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="pods-verify")
 
-    def ask(self, kind: str, gold: str, response: str, budget: Budget) -> bool:
-        """Asks a free worker, waiting for one if all are busy. The waiting does not count against the budget.
+    def warm(self) -> None:
+        """Starts the first worker, if there is none, and does not wait for it: imports take it a second."""
+        with self._lock:
+            if not self.workers:
+                self._idle.append(self._start())
+
+    def ask(self, request: dict[str, Any], budget: Budget) -> Any:
+        """Asks a free worker, waiting for one if all are busy. That waiting does not count against the budget.
 
         Raises:
-            SymbolicError: No answer within the budget.
+            WorkerError: No answer within the budget.
         """
         with self._free:
             worker = self._take()
             try:
+                start = time.monotonic()
                 worker.wait_until_ready()
+                budget.spend_on_startup(time.monotonic() - start)
                 with budget as seconds:
-                    return worker.ask(kind, gold, response, seconds)
+                    return worker.ask(request, seconds)
             except KeyboardInterrupt:
                 worker.kill()  # its reply would be taken for the next one's
                 raise
@@ -159,9 +179,12 @@ class Pool:
                 if worker.alive:
                     return worker
                 self._discard(worker)
-            worker = _Worker(self.memory_mb)
-            self.workers.append(worker)
-            return worker
+            return self._start()
+
+    def _start(self) -> _Worker:
+        worker = _Worker(self.work, self.memory_mb)
+        self.workers.append(worker)
+        return worker
 
     def _give_back(self, worker: _Worker) -> None:
         with self._lock:
@@ -191,9 +214,13 @@ class Budget:
     def __init__(self, seconds: float):
         self.left = seconds
 
+    def spend_on_startup(self, seconds: float) -> None:
+        """Waiting for a worker's imports counts, so that the verdict is not late, but it does not use up all."""
+        self.left = min(self.left, max(self.left - seconds, _LEFT_BY_STARTUP))
+
     def __enter__(self) -> float:
         if self.left <= 0:
-            raise SymbolicError("timeout")
+            raise WorkerError("timeout")
         self._start = time.monotonic()
         return self.left
 
@@ -201,36 +228,35 @@ class Budget:
         self.left -= time.monotonic() - self._start
 
 
-_pool: Pool | None = None
-_pool_lock = threading.Lock()
+_pools: dict[str, Pool] = {}
+_pools_lock = threading.Lock()
 
 
-def shared_pool() -> Pool:
-    """The pool of this process, made on first use and closed at exit."""
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = Pool()
-        return _pool
+def shared_pool(work: str = "symbolic_worker.py") -> Pool:
+    """The pool of this process for `work`, made on first use and closed at exit."""
+    with _pools_lock:
+        if work not in _pools:
+            _pools[work] = Pool(work)
+        return _pools[work]
 
 
 def close_pool() -> None:
     """Ends the workers of this process. The next verification that needs one starts new ones."""
-    global _pool
-    with _pool_lock:
-        if _pool is not None:
-            _pool.close()
-            _pool = None
+    with _pools_lock:
+        for pool in _pools.values():
+            pool.close()
+        _pools.clear()
 
 
 def _after_fork_in_child() -> None:
     """A forked child must not talk through its parent's pipes, nor keep them open."""
-    global _pool, _pool_lock
-    _pool_lock = threading.Lock()
-    pool, _pool = _pool, None
-    for worker in pool.workers if pool is not None else ():
-        worker.process.returncode = 0  # it is our parent's child: nothing to wait for
-        worker.drop()
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    for pool in _pools.values():
+        for worker in pool.workers:
+            worker.process.returncode = 0  # it is our parent's child: nothing to wait for
+            worker.drop()
+    _pools.clear()
 
 
 atexit.register(close_pool)

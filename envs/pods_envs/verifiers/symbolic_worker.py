@@ -1,29 +1,13 @@
-"""The worker process for computer algebra: pool.py starts it as a script, so it imports nothing of ours.
+"""Computer algebra for worker.py: sympy and math-verify's LaTeX parser. It imports nothing of ours."""
 
-A supervisor imports sympy and math-verify's LaTeX parser once and forks a child that answers requests, one
-JSON line each, on the inherited pipes. The kernel kills the child when its timer fires or its memory is used
-up, whatever C code it is in; the supervisor says why and forks the next one, which takes milliseconds.
-"""
-
-import json
-import sys
-
-if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[2])  # as in the process that started us
-
-import os
 import random
-import resource
-import signal
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-OUT_OF_MEMORY, RENEW = 3, 4  # exit codes of the child; 0: the requests have ended
-REQUESTS_PER_CHILD = 1000  # sympy's caches grow
 DIGITS = 50
 NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=False, nits=False, boxed="none", equations=False
@@ -117,70 +101,24 @@ def equal_generally(gold: Any, response: Any) -> bool:
 COMPARISONS = {"value": equal_values, "equation": equal_equations, "general": equal_generally}
 
 
-def answer(kind: str, gold: str, response: str) -> dict[str, Any]:
-    """The reply to one request."""
+def warm() -> None:
+    """Fills the parser's tables, which every fork then has."""
+    for text in (r"\frac{1}{2}x^{2}+\sqrt{3}", r"2\pi r-\sin 3", "3+4i", "y=2x", r"\log_2 3", "(a+b)!"):
+        equal_values(parse(text), parse(text + "+1"))
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether `gold` and `response` are equal, compared as `kind` says."""
     try:
-        parsed_gold = parse(gold)
-        parsed_response = parse(response)
+        parsed_gold = parse(request["gold"])
+        parsed_response = parse(request["response"])
     except MemoryError:
         raise
     except Exception:
         return {"method": "unparsable"}
     try:
-        return {"method": "symbolic", "equal": bool(COMPARISONS[kind](parsed_gold, parsed_response))}
+        return {"value": bool(COMPARISONS[request["kind"]](parsed_gold, parsed_response))}
     except MemoryError:
         raise
     except Exception as error:
         return {"method": "unparsable", "error": repr(error)[:200]}
-
-
-def serve(requests: BinaryIO, replies: int) -> None:
-    """Answers requests until they end; runs in the child."""
-    for _ in range(REQUESTS_PER_CHILD):
-        line = requests.readline()
-        if not line:
-            os._exit(0)
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])  # SIGALRM is not caught: it kills
-        try:
-            reply = answer(request["kind"], request["gold"], request["response"])
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        send(replies, {"id": request["id"], **reply})
-    os._exit(RENEW)
-
-
-def send(replies: int, message: dict[str, Any]) -> None:
-    """Writes one line to the descriptor `replies`."""
-    os.write(replies, json.dumps(message).encode() + b"\n")
-
-
-def main() -> None:
-    """The supervisor."""
-    replies = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not look like a reply
-    megabytes = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for warm in (r"\frac{1}{2}x^{2}+\sqrt{3}", r"2\pi r-\sin 3", "3+4i", "y=2x", r"\log_2 3", "(a+b)!"):
-        equal_values(parse(warm), parse(warm + "+1"))  # fills the parser's tables before the fork
-    send(replies, {"method": "ready"})
-    while True:
-        child = os.fork()
-        if child == 0:
-            try:
-                serve(os.fdopen(os.dup(0), "rb", buffering=0), replies)
-            finally:
-                os._exit(1)
-        status = os.waitpid(child, 0)[1]
-        code = os.waitstatus_to_exitcode(status)
-        if code == 0:
-            return
-        if code != RENEW:
-            methods = {-signal.SIGALRM: "timeout", OUT_OF_MEMORY: "memory", -signal.SIGKILL: "memory"}
-            send(replies, {"method": methods.get(code, "error")})
-
-
-if __name__ == "__main__":
-    main()
