@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -43,16 +44,23 @@ def verl_configs() -> Path:
     return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
 
 
-def compose(config_dir: Path | None, config_name: str, overrides: Sequence[str]) -> DictConfig:
+def compose(
+    config_dir: Path | None, config_name: str, overrides: Sequence[str], *, strict: bool = True
+) -> DictConfig:
     """Composes a recipe on top of verl's configs and ours.
+
+    A recipe finds the folder `_base` beside its own folder as `/_base`. With `+cpu=shrink` the result is the recipe
+    shrunk to a machine without a GPU, see pods_plugin/cpu/shrink.py.
 
     Args:
         config_dir: The folder of the recipe; None for the configs of verl-pods and verl themselves.
         config_name: Its name, with or without `.yaml`.
         overrides: Hydra overrides, as verl's command line takes them.
+        strict: Refuse keys of the recipe that neither verl nor verl-pods has. `+key=value` on the command line
+            adds a key all the same.
 
     Raises:
-        LaunchError: The recipe does not exist, or an override does not fit; Hydra's message in one line.
+        LaunchError: The recipe does not exist, it has an unknown key, or an override does not fit; one line.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -62,6 +70,8 @@ def compose(config_dir: Path | None, config_name: str, overrides: Sequence[str])
 
     search = [f"file://{OUR_CONFIGS}", f"file://{verl_configs()}"]
     folder = (config_dir or OUR_CONFIGS).resolve()
+    if (folder.parent / "_base").is_dir():
+        search.append(f"file://{folder.parent}")
     name = config_name.removesuffix(".yaml")
     if not (folder / f"{name}.yaml").is_file():
         there = ", ".join(sorted(p.stem for p in folder.glob("*.yaml"))) or "none"
@@ -73,7 +83,40 @@ def compose(config_dir: Path | None, config_name: str, overrides: Sequence[str])
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise LaunchError(f"{name}: {one_line(error)}{_nearest_key(error, folder, name, search)}") from error
     OmegaConf.set_struct(config, False)
+    if strict:
+        added = [word.lstrip("+").split("=")[0] for word in overrides if word.startswith("+")]
+        _check_keys(config, name, added)
+    if config.get("shrink") is not None:
+        from pods_plugin.cpu.shrink import shrink
+
+        try:
+            config = shrink(config)
+        except ValueError as error:
+            raise LaunchError(f"{name}: {one_line(error)}") from error
     return config
+
+
+def _check_keys(config: DictConfig, name: str, added: Sequence[str]) -> None:
+    """Refuses keys that verl would not read: Hydra takes any key that a file brings."""
+    from pods_plugin.cli.schema import unknown_key
+
+    groups = tuple(group for group in ("embedded", "shrink") if group in config)
+    schema = _schema(str(config.get("model_engine", "dp")), groups)
+    found = unknown_key(config, schema, verl_configs().parents[1], added)
+    if found is not None:
+        key, nearest = found
+        hint = f"; nearest: {nearest}" if nearest else ""
+        raise LaunchError(f"{name}: {key} is no key of verl or verl-pods{hint}")
+
+
+@functools.lru_cache(maxsize=8)
+def _schema(model_engine: str, groups: tuple[str, ...]) -> DictConfig:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    words = [f"hydra.searchpath=[file://{verl_configs()}]", f"model_engine={model_engine}"]
+    with initialize_config_dir(str(OUR_CONFIGS), version_base=None):
+        return hydra_compose("pods_trainer", [*words, *(f"+cpu={group}" for group in groups)])
 
 
 def one_line(error: BaseException) -> str:

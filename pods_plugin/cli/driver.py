@@ -40,8 +40,15 @@ def main(config_path: str, check_only: bool = False) -> None:
     from pods_plugin.integration import plugin  # noqa: F401  # also where verl's discovery was switched off
 
     if check_only:
+        from importlib.util import find_spec
+
         from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
+        rollout = config.actor_rollout_ref.rollout
+        if rollout.name == "vllm" and find_spec("vllm") is None:
+            # verl asks vLLM for the LoRA ranks it serves; where it is not installed, as on a login node, ours is
+            # the check of that (integration/model_checks.py).
+            rollout.name = "vllm (not installed here)"
         main_ppo.validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )

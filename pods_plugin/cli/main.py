@@ -91,6 +91,10 @@ def data(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Keyword of the environment, such as --env level=1. May be repeated."),
     ] = None,
+    splits: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--split", help="train or test; may be repeated. Default: both."),
+    ] = None,
 ) -> None:
     """Write an environment's problems as verl's parquet files."""
     from omegaconf import OmegaConf
@@ -99,7 +103,8 @@ def data(
 
     try:
         kwargs = OmegaConf.to_container(OmegaConf.from_dotlist(env or []))
-        written = write_parquet(env_id, out, env_kwargs=kwargs)  # type: ignore[arg-type]
+        sizes = dict.fromkeys(splits) if splits else None
+        written = write_parquet(env_id, out, sizes=sizes, env_kwargs=kwargs)  # type: ignore[arg-type]
     except Exception as error:
         _fail(" ".join(str(error).split()))
     for split, path in written.items():

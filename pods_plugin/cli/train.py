@@ -63,29 +63,37 @@ def train(
                 f"--resume {resume}: no config.yaml there; expected a folder that pods train made"
             )
         run_dir = resume.resolve()
-        config = compose(run_dir, "config", [*overrides, f"run_dir='{run_dir}'"])
+        config = compose(run_dir, "config", [*overrides, f"run_dir='{run_dir}'"], strict=False)
     else:
-        run_dir = _free_folder(runs_dir, name or Path(config_name).stem, exact=name is not None)
+        run_name = name or Path(config_name).name.removesuffix(".yaml")
+        run_dir = _free_folder(runs_dir, run_name, exact=name is not None)
         config = compose(
             config_dir, config_name, [*overrides, f"run_dir='{run_dir}'", f"run_name='{run_dir.name}'"]
         )
+    _absolute_data_paths(config)
     settings = _check(config)
     embedded = config.trainer.device == "cpu"
     _describe(console, config, settings, run_dir)
 
     with tempfile.TemporaryDirectory(prefix="pods-", ignore_cleanup_errors=True) as temp:
+        _check_files(config, run_dir, prepared=False)
         if dry_run:
             config.run_dir = temp  # a dry run leaves nothing behind
             OmegaConf.save(config, Path(temp) / "config.yaml")
             _verl_check(Path(temp), _environment(config, Path(temp), Path(temp)))
             console.print("dry run: the config composes, verl and verl-pods accept it; nothing was started")
             return 0
-        _check_files(config, run_dir, prepared=False)
         run_dir.mkdir(parents=True, exist_ok=True)
         _prepare(config, run_dir, console)
         _check_files(config, run_dir, prepared=True)
+        environment = _environment(config, run_dir, Path(temp) if embedded else None)
         if embedded:
             config = OmegaConf.merge(config, {"ray_kwargs": {"ray_init": {"_temp_dir": temp}}})  # type: ignore[assignment]
+        else:
+            # Loggers run in an actor of verl, on whatever node Ray puts it: only a local Ray inherits from us.
+            variables = {key: environment[key] for key in _logger_paths(run_dir)}
+            runtime = {"ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": variables}}}}
+            config = OmegaConf.merge(config, runtime)  # type: ignore[assignment]
         OmegaConf.save(config, run_dir / "config.yaml")
         _keep_earlier_metrics(run_dir)
         if resume is None:
@@ -95,7 +103,6 @@ def train(
                 "overrides": [*overrides],
             }
             (run_dir / "launch.json").write_text(json.dumps(launch, indent=2) + "\n")
-        environment = _environment(config, run_dir, Path(temp) if embedded else None)
         code = _watch(config, settings, run_dir, environment, console)
     if code != 130:  # who interrupts does not want to wait for a figure
         _report(config, run_dir, console, finished=code == 0)
@@ -121,6 +128,7 @@ def _free_folder(runs_dir: Path, name: str, *, exact: bool) -> Path:
 def _check(config: DictConfig) -> DownsampleConfig | None:
     # checks.py needs omegaconf only, not verl
     from pods_plugin.integration.checks import check_config
+    from pods_plugin.integration.model_checks import ModelError, check_model
 
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and "pods" not in [part.strip() for part in policy.split(",")]:
@@ -133,7 +141,8 @@ def _check(config: DictConfig) -> DownsampleConfig | None:
         )
     try:
         settings = check_config(config)
-    except DownsampleError as error:
+        check_model(config)
+    except (DownsampleError, ModelError) as error:
         raise LaunchError(str(error)) from None
     except OmegaConfBaseException as error:
         raise LaunchError(one_line(error)) from None
@@ -153,14 +162,17 @@ def _check_files(config: DictConfig, run_dir: Path, *, prepared: bool) -> None:
     def made(path: str) -> bool:
         return not prepared and Path(path).is_relative_to(run_dir)
 
-    for key in ("data.train_files", "data.val_files"):
-        value = OmegaConf.select(config, key)
+    for split in ("train", "val"):
+        value = OmegaConf.select(config, f"data.{split}_files")
         for path in value if isinstance(value, ListConfig) else [value]:
             if path is None or "://" in str(path) or made(str(path)):
                 continue
             if not Path(str(path)).expanduser().exists():
+                env_id = OmegaConf.select(config, f"env_ids.{split}")
+                command = f"{env_id} --out {_shown(Path(str(path)).parent)}" if env_id else "ENV_ID --out DIR"
+                only = f" --split {Path(str(path)).stem}" if env_id else ""
                 raise LaunchError(
-                    f"{key}={path} does not exist; write the data with: pods data ENV_ID --out DIR"
+                    f"data.{split}_files={_shown(path)} does not exist; write it with: pods data {command}{only}"
                 )
     model = str(config.actor_rollout_ref.model.path)
     if (
@@ -171,6 +183,19 @@ def _check_files(config: DictConfig, run_dir: Path, *, prepared: bool) -> None:
         raise LaunchError(
             f"actor_rollout_ref.model.path={model} is no folder; give a Hugging Face folder or a name on the hub"
         )
+
+
+def _absolute_data_paths(config: DictConfig) -> None:
+    """Paths of data as they are seen from here: workers have a working directory of their own."""
+    for key in ("train_files", "val_files"):
+        value = config.data[key]
+        if config.data._get_node(key)._is_interpolation():  # of the run folder, which may be moved
+            continue
+        paths = [
+            path if path is None or "://" in str(path) else str(Path(str(path)).expanduser().absolute())
+            for path in (value if isinstance(value, ListConfig) else [value])
+        ]
+        config.data[key] = paths if isinstance(value, ListConfig) else paths[0]
 
 
 def _prepare(config: DictConfig, run_dir: Path, console: Console) -> None:
@@ -218,6 +243,15 @@ def _keep_earlier_metrics(run_dir: Path) -> None:
         metrics.rename(run_dir / f"metrics.part{part}.jsonl")
 
 
+def _logger_paths(run_dir: Path) -> dict[str, str]:
+    """Where verl's loggers write, by the environment variables that they read."""
+    return {
+        "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
+        "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
+        "WANDB_DIR": str(run_dir),
+    }
+
+
 def _environment(config: DictConfig, run_dir: Path, temp: Path | None) -> dict[str, str]:
     environment = dict(os.environ)
     environment.update(
@@ -225,11 +259,12 @@ def _environment(config: DictConfig, run_dir: Path, temp: Path | None) -> dict[s
             RUN_ID: uuid.uuid4().hex,
             "PYTHONUNBUFFERED": "1",
             "HYDRA_FULL_ERROR": "1",
-            "VERL_FILE_LOGGER_PATH": str(run_dir / "metrics.jsonl"),
         }
     )
-    environment.setdefault("TENSORBOARD_DIR", str(run_dir / "tensorboard"))
-    environment.setdefault("WANDB_DIR", str(run_dir))
+    for variable, path in _logger_paths(run_dir).items():
+        environment.setdefault(variable, path)
+    # Ours in any case: the lines on the screen, the curve and the summary are made of this file.
+    environment["VERL_FILE_LOGGER_PATH"] = _logger_paths(run_dir)["VERL_FILE_LOGGER_PATH"]
     if config.trainer.device == "cpu":
         from pods_plugin.cpu import ENVIRONMENT
 
