@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pods_envs.base import Problem, ReasoningEnv, Verdict
-from pods_envs.sources import load_problems
+from pods_envs.sources import load_problems, once_per_process
 from pods_envs.verifiers import verify, verify_async, verify_many
 
 INSTRUCTIONS = {
@@ -69,10 +69,13 @@ class AnswerEnv(ReasoningEnv):
         if answer_format != "auto" and answer_format not in INSTRUCTIONS:
             raise ValueError(f"answer_format={answer_format!r} is not one of auto, {', '.join(INSTRUCTIONS)}")
         self.asked_format = self.instruction if answer_format == "auto" else answer_format
+        problems: Sequence[Problem]
         if isinstance(source, str) and source == "procedural":
-            problems = self.make_problems(size=1024 if size is None else size, split=split, seed=seed)
+            problems = _made_problems(self.make_problems, 1024 if size is None else size, split, seed)
+        elif isinstance(source, (str, Path)):
+            name = self.hub if source == "hub" else str(source)
+            problems = _read_problems(name, split, self.to_problem, _modified(name))[:size]
         else:
-            source = self.hub if isinstance(source, str) and source == "hub" else source
             problems = load_problems(source, split=split, to_problem=self.to_problem)[:size]
         if prompt_template is None:
             prompt_template = "{question}\n\n" + INSTRUCTIONS[self.asked_format]
@@ -109,6 +112,26 @@ class AnswerEnv(ReasoningEnv):
         golds = [problem.answer for problem in problems]
         verdicts = verify_many(responses, golds, self.dataset, self.answer_format)
         return [verdict.weighted(self.format_weight) for verdict in verdicts]
+
+
+@once_per_process
+def _made_problems(
+    make: Callable[..., list[Problem]], size: int, split: str, seed: int
+) -> tuple[Problem, ...]:
+    return tuple(make(size=size, split=split, seed=seed))
+
+
+@once_per_process
+def _read_problems(
+    source: str, split: str, to_problem: Callable[[Mapping[str, Any]], Problem], modified: float
+) -> tuple[Problem, ...]:
+    return tuple(load_problems(source, split=split, to_problem=to_problem))
+
+
+def _modified(source: str) -> float:
+    """When a local file was last written, so that a changed one is read again."""
+    path = Path(source)
+    return path.stat().st_mtime if path.is_file() else 0.0
 
 
 def make_from(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pods_envs.base import Problem, ReasoningEnv, Verdict
+from pods_envs.sources import once_per_process
 
 CHARACTERS = "0123456789+-*()="  # all that questions and answers are made of
 
@@ -58,6 +59,11 @@ def make_problems(level: int, *, size: int, split: str = "train", seed: int = 0)
     return [Problem(f"{text}=", str(eval(text)), {"level": level}) for text in expressions]
 
 
+@once_per_process
+def _shared_problems(level: int, size: int, split: str, seed: int) -> tuple[Problem, ...]:
+    return tuple(make_problems(level, size=size, split=split, seed=seed))
+
+
 def verify_integer(response: str, problem: Problem) -> Verdict:
     """The whole first line must be the integer.
 
@@ -97,7 +103,7 @@ class ArithmeticEnv(ReasoningEnv):
     ):
         if answer_format != "plain":
             raise ValueError(f"answer_format={answer_format!r} is not 'plain'")
-        super().__init__(make_problems(level, size=size, split=split, seed=seed), verify_integer, **kwargs)
+        super().__init__(_shared_problems(level, size, split, seed), verify_integer, **kwargs)
 
     async def verify_async(self, response: str, problem: Problem) -> Verdict:
         """`verify`, which takes microseconds: no thread is worth it."""

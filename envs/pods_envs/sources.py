@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,22 @@ HUB_CONFIGS: dict[str, tuple[str | None, ...]] = {
         "precalculus",
     ),
 }
+
+
+def once_per_process(load: Callable[..., tuple[Problem, ...]]) -> Callable[..., tuple[Problem, ...]]:
+    """Decorator: problems are made once for the same arguments, by one thread, and shared after that.
+
+    A multi-turn run makes an environment for every session, hundreds at a time.
+    """
+    kept = functools.lru_cache(maxsize=16, typed=True)(load)
+    lock = threading.Lock()
+
+    @functools.wraps(load)
+    def shared(*arguments: Any) -> tuple[Problem, ...]:
+        with lock:
+            return kept(*arguments)
+
+    return shared
 
 
 def question_answer(row: Row) -> Problem:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+Conversation = list[dict[str, str]]  # chat messages
+
 # verl's builder for Qwen models looks up `<|im_end|>`, and wants "\n" to be one token: it puts it after a
 # turn.
 _PAD, _EOS = "<|endoftext|>", "<|im_end|>"
@@ -129,7 +131,7 @@ def build_tiny_model(
 @_one_thread()
 def warm_up(
     path: str | Path,
-    examples: Sequence[tuple[str, str]],
+    examples: Sequence[tuple[str | Conversation, str]],
     *,
     steps: int,
     lr: float = 1e-3,
@@ -143,7 +145,7 @@ def warm_up(
 
     Args:
         path: A Hugging Face folder.
-        examples: Pairs of a user message and the answer to it.
+        examples: Pairs of a user message, or a conversation that ends with one, and the answer to it.
         steps: Updates; 0 leaves the folder as it is.
         lr: Learning rate of AdamW; falls to a tenth of it over the last third of the steps.
         batch_size: Pairs an update, drawn with replacement.
@@ -207,7 +209,8 @@ def tiny_model_for(
 
     A pretrained model holds abilities that its samples seldom show, and reinforcement learning brings them
     out. This makes such a model in seconds: `steps` updates on right answers, then `doubt_steps` at half the
-    rate on answers of which only a share `right` is, the others being those of other questions.
+    rate on answers of which only a share `right` is, the others being those of other questions. With
+    `max_turns` > 1 among the keywords, questions also come with wrong attempts and feedback before them.
 
     Args:
         path: The folder; made if absent.
@@ -226,17 +229,32 @@ def tiny_model_for(
     import pods_envs  # noqa: F401  registers the ids
 
     env: Any = gymnasium.make(env_id, **dict(env_kwargs or {})).unwrapped
-    questions = [env.messages(problem)[-1]["content"] for problem in env.problems]
     answers = [problem.answer for problem in env.problems]
     build_tiny_model(path, seed=seed, **tiny)
-    warm_up(path, list(zip(questions, answers, strict=True)), steps=steps, seed=seed)
+    turns = random.Random(seed)
+    warm_up(path, list(zip(_asked(env, turns), answers, strict=True)), steps=steps, seed=seed)
     rng = random.Random(seed)
-    doubtful: list[tuple[str, str]] = []
+    doubtful: list[tuple[str | Conversation, str]] = []
     for _ in range(6):  # enough that no question sticks to one wrong answer
         others = rng.sample(answers, len(answers))
-        for question, answer, other in zip(questions, answers, others, strict=True):
+        for question, answer, other in zip(_asked(env, turns), answers, others, strict=True):
             doubtful.append((question, answer if rng.random() < right else other))
     return warm_up(path, doubtful, steps=doubt_steps, seed=seed, lr=5e-4)
+
+
+def _asked(env: Any, rng: random.Random) -> list[Conversation]:
+    """Each problem as it is asked at some turn of an episode, the attempts before being wrong."""
+    attempts = sorted({problem.answer for problem in env.problems})
+    conversations = []
+    for problem in env.problems:
+        conversation: Conversation = env.messages(problem)[-1:]
+        for turn in range(1, rng.randint(1, env.max_turns)):
+            wrong = rng.choice([attempt for attempt in attempts if attempt != problem.answer] or attempts)
+            feedback = env.feedback.replace("{turns_left}", str(env.max_turns - turn))
+            conversation.append({"role": "assistant", "content": wrong})
+            conversation.append({"role": "user", "content": feedback})
+        conversations.append(conversation)
+    return conversations
 
 
 @_no_progress_bars()
@@ -298,11 +316,10 @@ def _smollm2_folder() -> Path:
     return next(folder for folder in folders if (folder / _GGUF).is_file())
 
 
-def _chat_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """The token ids of one user message in the chat template."""
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-    )
+def _chat_ids(tokenizer: Any, prompt: str | Conversation) -> list[int]:
+    """The token ids of a user message or a conversation in the chat template."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 

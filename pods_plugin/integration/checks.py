@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from pods_plugin.downsampling import DownsampleConfig, DownsampleError
 
@@ -39,14 +39,15 @@ def parse(config: DictConfig) -> DownsampleConfig | None:
 
 
 def check_config(config: DictConfig) -> DownsampleConfig | None:
-    """Checks the down-sampling settings of a verl config against the rest of it.
+    """Checks the settings of verl-pods in a verl config against the rest of it.
 
     Returns:
-        The settings; None when down-sampling is off (then nothing else is checked).
+        The down-sampling settings; None when it is off (then only those of the agent loop are checked).
 
     Raises:
         DownsampleError: One line: what was given, what was expected, what to write instead.
     """
+    _check_agent_loop(config)
     settings = parse(config)
     if settings is None:
         return None
@@ -69,6 +70,33 @@ def check_config(config: DictConfig) -> DownsampleConfig | None:
     _check_advantage(config, settings)
     _check_divisibility(config, settings)
     return settings
+
+
+def _check_agent_loop(config: DictConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    agent = rollout.get("agent") or {}
+    name = str(agent.get("default_agent_loop"))
+    if name != "pods_env":
+        near_miss = difflib.get_close_matches(name, ["pods_env"], n=1, cutoff=0.7)
+        if near_miss and agent.get("agent_loop_config_path") is None:  # such a file may register any name
+            raise DownsampleError(
+                f"actor_rollout_ref.rollout.agent.default_agent_loop={name} is no agent loop; write pods_env"
+            )
+        return
+    # Here, not at the top: single-turn runs need none of it.
+    from pods_plugin.integration.episodes import EpisodeSettings, check_files
+
+    if not config.trainer.get("use_v1", False):
+        raise DownsampleError(
+            "the agent loop pods_env needs verl's V1 trainer, and trainer.use_v1 is False; write trainer.use_v1=True"
+        )
+    files = [config.data.get("train_files"), config.data.get("val_files")]
+    paths = [path for value in files for path in (value if isinstance(value, ListConfig) else [value]) if path]
+    try:
+        EpisodeSettings.of(rollout.get("custom"))
+        check_files(paths)
+    except ValueError as error:
+        raise DownsampleError(str(error)) from None
 
 
 def _check_advantage(config: DictConfig, settings: DownsampleConfig) -> None:

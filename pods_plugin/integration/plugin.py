@@ -53,6 +53,13 @@ try:
 
         install_trainers()
 
+    @wrapt.when_imported("verl.experimental.agent_loop.agent_loop")
+    def _add_the_agent_loop(module: Any) -> None:
+        # What verl's @register("pods_env") does, without the import of the class: every process of a run passes here,
+        # and only the agent loop workers of a multi-turn run need it. Guard: tests/integration/test_agent_loop.py.
+        target = "pods_plugin.integration.agent_loop.EnvAgentLoop"
+        module._agent_loop_registry.setdefault("pods_env", {"_target_": target})
+
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         # Set by `pods train` for a config with trainer.device=cpu; never by importing this package.
         from pods_plugin.cpu import activate
