@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pods_plugin.cli.compose import LaunchError, compose
 from pods_plugin.downsampling import DownsampleError
+from pods_plugin.integration.checks import parse
 from pods_plugin.planning.calibrate import Calibration, calibrate
 from pods_plugin.planning.choose import Setting, Situation
 from pods_plugin.planning.errors import PlanError
@@ -152,7 +153,8 @@ def find_recipe(options: Options) -> tuple[Path | None, str]:
 
 def _job(config: DictConfig, options: Options, name: str, gpus: int | None) -> Job:
     model = find_model(options.model or str(config.actor_rollout_ref.model.path))
-    return job_from_config(config, model, name, gpus)
+    settings = parse(config)
+    return job_from_config(config, model, name, keep=settings.keep if settings else None, gpus=gpus)
 
 
 def _calibrate(options: Options, config: DictConfig, name: str, gpu: GPU) -> tuple[Calibration, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,22 @@ from pods_plugin.planning.steptime import (
     log_prob_roofline,
     update_roofline,
 )
-from pods_plugin.reporting.runs import StepRecord, is_downsampled
 
 _Floats = NDArray[np.float64]
 WARM_UP = 2  # steps left out of a run that has more than twice as many: compiling, filling caches
 STEPS = 500  # at most, evenly taken
 SPREAD = 0.05  # work that varies less than this says nothing about the fixed seconds
+
+
+class Record(Protocol):
+    """A step's metrics, such as `pods_plugin.reporting.runs.StepRecord`."""
+
+    @property
+    def step(self) -> int:
+        """verl's global step."""
+
+    def get(self, name: str) -> float | None:
+        """The value of a metric; None if the step does not have it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Calibration:
     errors: dict[str, float]
 
 
-def calibrate(records: Sequence[StepRecord], job: Job, gpu: GPU) -> Calibration:
+def calibrate(records: Sequence[Record], job: Job, gpu: GPU) -> Calibration:
     """Fits the efficiencies to the `timing_s/*` of a run.
 
     Args:
@@ -128,7 +139,7 @@ def _fit(work: _Floats, seconds: _Floats) -> tuple[float, float] | None:
     return 0.0, 1 / float(np.median(seconds / work))
 
 
-def _check_kept(steps: Sequence[StepRecord], job: Job) -> None:
+def _check_kept(steps: Sequence[Record], job: Job) -> None:
     """A metrics file does not say what its run was: where it can be seen that it was another one, that is an error."""
     kept = [(record.get("downsample/kept") or 0) for record in steps if record.get("downsample/generated")]
     generated = [
@@ -142,7 +153,7 @@ def _check_kept(steps: Sequence[StepRecord], job: Job) -> None:
         )
 
 
-def _job_of_step(record: StepRecord, job: Job) -> Job:
+def _job_of_step(record: Record, job: Job) -> Job:
     """The job with as many prompts as make this step's rollouts; fewer than configured where sessions failed."""
     generated = record.get("downsample/generated")
     if not generated:
@@ -150,7 +161,7 @@ def _job_of_step(record: StepRecord, job: Job) -> Job:
     return dataclasses.replace(job, prompts=max(1, round(generated / job.n)))
 
 
-def _lengths(record: StepRecord, *, generated: bool) -> Lengths:
+def _lengths(record: Record, *, generated: bool) -> Lengths:
     def get(*names: str) -> float:
         for name in names:
             if (value := record.get(name)) is not None:
@@ -171,9 +182,9 @@ def _mean_lengths(lengths: Sequence[Lengths]) -> Lengths:
     )
 
 
-def _rates(steps: Sequence[StepRecord], job: Job) -> PassRates | None:
+def _rates(steps: Sequence[Record], job: Job) -> PassRates | None:
     """Of the second half of the steps, since pass rates rise while a run learns."""
-    late = [record for record in steps[len(steps) // 2 :] if is_downsampled(record)]
+    late = [record for record in steps[len(steps) // 2 :] if record.get("downsample/generated")]
     means = [value for record in late if (value := record.get("downsample/reward/mean_all")) is not None]
     variances = [
         value for record in late if (value := record.get("downsample/group_variance/all")) is not None
@@ -183,7 +194,7 @@ def _rates(steps: Sequence[StepRecord], job: Job) -> PassRates | None:
     return beta_of_run(float(np.mean(means)), float(np.mean(variances)), job.n)
 
 
-def _timer(steps: Sequence[StepRecord], name: str) -> _Floats:
+def _timer(steps: Sequence[Record], name: str) -> _Floats:
     return _array(record.get(f"timing_s/{name}") or 0.0 for record in steps)
 
 

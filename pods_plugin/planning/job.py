@@ -136,20 +136,21 @@ class Job:
         return max(1, math.ceil(self.prompts / self.mini_prompts)) * self.epochs
 
 
-def job_from_config(config: DictConfig, model: ModelShape, name: str, gpus: int | None = None) -> Job:
+def job_from_config(
+    config: DictConfig, model: ModelShape, name: str, *, keep: int | None = None, gpus: int | None = None
+) -> Job:
     """Reads a composed verl config.
 
     Args:
         config: As `pods_plugin.cli.compose.compose` returns it.
         model: The shape of its model.
         name: Of the recipe, for messages.
+        keep: Rollouts kept a prompt; None: all.
         gpus: All GPUs of the run instead of the config's number.
 
     Raises:
-        PlanError: The GPUs, heads, layers, experts or rollouts do not divide as the config asks.
-        DownsampleError: The down-sampling settings are wrong.
+        PlanError: The GPUs, heads, layers or experts do not divide as the config asks.
     """
-    from pods_plugin.integration.checks import parse
 
     def get(key: str, default: Any = None) -> Any:
         value = OmegaConf.select(config, key, default=default)
@@ -175,7 +176,6 @@ def job_from_config(config: DictConfig, model: ModelShape, name: str, gpus: int 
                 f"--gpus {gpus} does not fill nodes of {per_node}; write a multiple of {per_node}"
             )
 
-    settings = parse(config)
     n = int(get(f"{rollout}.n"))
     prompts = int(get("data.train_batch_size"))
     max_prompt, max_response = int(get("data.max_prompt_length")), int(get("data.max_response_length"))
@@ -229,7 +229,7 @@ def job_from_config(config: DictConfig, model: ModelShape, name: str, gpus: int 
         mini_prompts=int(get(f"{actor}.ppo_mini_batch_size", prompts)),
         epochs=int(get(f"{actor}.ppo_epochs", 1)),
         n=n,
-        m=settings.keep if settings else n,
+        m=n if keep is None else keep,
         max_prompt=max_prompt,
         max_response=max_response,
         workers=int(get(f"{rollout}.agent.num_workers", 8)),

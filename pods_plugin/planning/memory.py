@@ -215,20 +215,23 @@ _Change = Callable[[Job, GPU], "_Changed | None"]
 
 
 def advice(job: Job, gpu: GPU) -> list[str]:
-    """Overrides that make a run fit that does not; empty if it fits, or if none of the known ones are enough."""
-    if memory_plan(job, gpu).fits:
-        return []
-    for count in range(len(_STRUCTURE) + 1):
-        chosen = _fitting(job, gpu, list(_STRUCTURE[:count]))
-        if chosen is None:
-            continue
-        for change in list(chosen):  # what turned out not to be needed
-            without = [other for other in chosen if other is not change]
-            if memory_plan(_apply(job, gpu, without)[1], gpu).fits:
-                chosen = without
-        return _apply(job, gpu, chosen)[0]
-    more = _more_gpus(job, gpu)
-    return [more[0]] if more else []
+    """Overrides that make a run fit that does not; empty if it fits, or if none of the known ones are enough.
+
+    With as many GPUs as there are if that can be, else with two, four or eight times as many.
+    """
+    for times in (1, 2, 4, 8):
+        grown = _with_gpus(job, times)
+        for count in range(len(_STRUCTURE) + 1):
+            chosen = _fitting(grown, gpu, list(_STRUCTURE[:count]))
+            if chosen is None:
+                continue
+            for change in list(chosen):  # what turned out not to be needed
+                without = [other for other in chosen if other is not change]
+                if memory_plan(_apply(grown, gpu, without)[1], gpu).fits:
+                    chosen = without
+            more = [] if times == 1 else [f"--gpus {grown.gpus}"]
+            return more + _apply(grown, gpu, chosen)[0]
+    return []
 
 
 def _fitting(job: Job, gpu: GPU, structure: list[_Change]) -> list[_Change] | None:
@@ -360,18 +363,14 @@ def _cpu_policy(job: Job, gpu: GPU) -> _Changed | None:
     return f"{_ACTOR}.fsdp_config.offload_policy=True", changed
 
 
-def _more_gpus(job: Job, gpu: GPU) -> _Changed | None:
-    for times in (2, 4, 8):
-        trainer, engine = job.trainer, job.engine
-        shard = trainer.shard * times if trainer.shard == trainer.gpus else trainer.shard
-        changed = dataclasses.replace(
-            job,
-            trainer=dataclasses.replace(trainer, gpus=trainer.gpus * times, shard=shard),
-            engine=dataclasses.replace(engine, gpus=engine.gpus * times),
-        )
-        if memory_plan(changed, gpu).fits:
-            return f"--gpus {changed.gpus}", changed
-    return None
+def _with_gpus(job: Job, times: int) -> Job:
+    trainer, engine = job.trainer, job.engine
+    shard = trainer.shard * times if trainer.shard == trainer.gpus else trainer.shard
+    return dataclasses.replace(
+        job,
+        trainer=dataclasses.replace(trainer, gpus=trainer.gpus * times, shard=shard),
+        engine=dataclasses.replace(engine, gpus=engine.gpus * times),
+    )
 
 
 # From what costs least time to what costs most; the tuned ones, which choose a value that fits, come last.

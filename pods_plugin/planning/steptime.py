@@ -87,7 +87,7 @@ def step_seconds(
         "update": e.fixed_update + update_roofline(job, gpu, lengths) / e.update,
         "other": e.other,
     }
-    training = sum(seconds.values()) - seconds["generate"]
+    training = sum(value for phase, value in seconds.items() if phase != "generate")
     seconds["step"] = (
         max(training, seconds["generate"]) if job.engine.separate else training + seconds["generate"]
     )
