@@ -189,7 +189,8 @@ def plan(
     if (
         recipe is not None and config_name is not None
     ):  # with --config-name the first argument is an override too
-        recipe, changes = None, [recipe, *changes]
+        changes.insert(0, recipe)
+        recipe = None
     options = Options(
         recipe=recipe,
         overrides=changes,
