@@ -88,9 +88,10 @@ def compose(
         _check_keys(config, name, added)
     if config.get("shrink") is not None:
         from pods_plugin.cpu.shrink import shrink
+        from pods_plugin.integration.model_checks import model_facts
 
         try:
-            config = shrink(config)
+            config = shrink(config, model_facts(str(config.actor_rollout_ref.model.path)))
         except ValueError as error:
             raise LaunchError(f"{name}: {one_line(error)}") from error
     return config

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 
 def _end_with_parent() -> None:
@@ -29,6 +29,22 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True, name="end-with-parent").start()
 
 
+def check(config: DictConfig) -> None:
+    """Runs verl's own validation of a config, which needs no GPU, however many the config names."""
+    from importlib.util import find_spec
+
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    config = config.copy()
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "vllm" and find_spec("vllm") is None:
+        # verl asks vLLM for the LoRA ranks it serves; where it is not installed, as on a login node, ours is the check
+        # of that (integration/model_checks.py).
+        rollout.name = "vllm (not installed here)"
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+
+
 def main(config_path: str, check_only: bool = False) -> None:
     """Runs verl's `main_ppo` on the config at `config_path`, or only its validation."""
     _end_with_parent()
@@ -40,18 +56,7 @@ def main(config_path: str, check_only: bool = False) -> None:
     from pods_plugin.integration import plugin  # noqa: F401  # also where verl's discovery was switched off
 
     if check_only:
-        from importlib.util import find_spec
-
-        from verl.trainer.ppo.utils import need_critic, need_reference_policy
-
-        rollout = config.actor_rollout_ref.rollout
-        if rollout.name == "vllm" and find_spec("vllm") is None:
-            # verl asks vLLM for the LoRA ranks it serves; where it is not installed, as on a login node, ours is
-            # the check of that (integration/model_checks.py).
-            rollout.name = "vllm (not installed here)"
-        main_ppo.validate_config(
-            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-        )
+        check(config)
         print("verl-pods: verl accepts this config")
         return
     main_ppo.main(config)

@@ -31,7 +31,7 @@ def install() -> None:
         "verl.utils.distributed": patch_process_group,
         "verl.workers.rollout.base": patch_rollout_registry,
         "verl.workers.rollout.replica": register_replica,
-        "verl.workers.engine.fsdp.transformer_impl": patch_fsdp_build,
+        "verl.workers.engine.fsdp.transformer_impl": patch_fsdp_engine,
         "verl.trainer.ppo.v1": embed_trainers,
     }
     for name, hook in hooks.items():
@@ -139,3 +139,31 @@ def patch_fsdp_build(module: ModuleType) -> None:
             self.engine_config = config
 
     module.FSDPEngine._build_fsdp_module = _build_fsdp_module
+
+
+def patch_fsdp_engine(module: ModuleType) -> None:
+    """Both patches of the FSDP engine."""
+    patch_fsdp_build(module)
+    patch_merged_lora(module)
+
+
+def patch_merged_lora(module: ModuleType) -> None:
+    """Send merged LoRA weights in the trainer's precision.
+
+    verl casts them to bf16, which is what vLLM computes in. Here both sides compute in fp32: the rollout's
+    log-probs would be off by a hundredth.
+    """
+    original = module.FSDPEngine._merged_lora_per_tensor_param
+
+    @functools.wraps(original)
+    def _merged_lora_per_tensor_param(self: Any) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        with module.merged_lora_context(self.module, backup_adapters=True):
+            weights = module.normalize_peft_param_name(self.module.state_dict())
+            model = getattr(self.module, "_fsdp_wrapped_module", self.module)
+            for name, weight in module.convert_weight_keys(weights, model).items():
+                # Copies: the context takes the adapters out of these tensors again when it ends.
+                yield name, weight.full_tensor() if isinstance(weight, DTensor) else weight.detach().clone()
+
+    module.FSDPEngine._merged_lora_per_tensor_param = _merged_lora_per_tensor_param
