@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -28,9 +28,10 @@ POLL_INTERVAL_S = 0.05
 
 
 class EmbeddedTrainerMixin:
-    """Fast polling and a watchdog for an embedded run."""
+    """Fast polling, samples in the log and a watchdog for an embedded run."""
 
     config: Any
+    global_steps: int
     _watchdog: Watchdog | None = None
 
     def _build_replay_buffer(self) -> Any:
@@ -39,6 +40,25 @@ class EmbeddedTrainerMixin:
         # (filter_groups).
         buffer.poll_interval = POLL_INTERVAL_S
         return buffer
+
+    def _dump_generations(
+        self,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        gts: Sequence[Any],
+        scores: Sequence[float],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Write them as verl does (trainer.rollout_data_dir), and show the best and the worst in the log."""
+        order = sorted(range(len(scores)), key=lambda i: scores[i])
+        for name, i in (("best", order[-1]), ("worst", order[0])) if order else ():
+            print(
+                f"step {self.global_steps}, {name} of {len(scores)}: reward {scores[i]:.2f}, "
+                f"reference {gts[i]!r}\n  prompt:   {inputs[i]!r}\n  response: {outputs[i]!r}",
+                flush=True,
+            )
+        super()._dump_generations(inputs, outputs, gts, scores, *args, **kwargs)  # type: ignore[misc]
 
     def init(self) -> None:
         """Start the watchdog, then set up as verl does."""

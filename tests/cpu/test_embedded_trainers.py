@@ -59,6 +59,27 @@ def make_actor(ray_cluster: None) -> Any:
         ray.kill(handle)
 
 
+def test_the_best_and_the_worst_of_what_is_dumped_stand_in_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Base:
+        def _dump_generations(self, *args: Any, **kwargs: Any) -> None:
+            self.dumped = args, kwargs
+
+    class Trainer(EmbeddedTrainerMixin, Base):
+        global_steps = 3
+
+    trainer = Trainer()
+    given = (["1+1=", "2+2=", "3+3="], ["5", "4", "é\n7"], ["2", "4", "6"], [0.0, 1.0, -0.5])
+    trainer._dump_generations(*given, dump_path="x")
+    assert trainer.dumped == (given, {"dump_path": "x"})
+    best, worst = capsys.readouterr().out.split("step 3, ")[1:]
+    assert best.startswith("best of 3: reward 1.00, reference '4'") and "'2+2='" in best
+    assert worst.startswith("worst of 3: reward -0.50, reference '6'") and r"'é\n7'" in worst
+    trainer._dump_generations([], [], [], [])
+    assert capsys.readouterr().out == ""
+
+
 def test_a_dead_actor_ends_the_run_with_one_line(make_actor: Any, capsys: pytest.CaptureFixture[str]) -> None:
     import ray
 
