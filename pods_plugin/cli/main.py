@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, NoReturn, Optional
 
 import typer
 from rich.console import Console
@@ -85,7 +85,9 @@ def train(
 
 @app.command()
 def data(
-    env_id: Annotated[str, typer.Argument(help="A registered environment, such as pods/Arithmetic-v0.")],
+    env_id: Annotated[
+        str, typer.Argument(help="A registered environment such as pods/Arithmetic-v0, or module:id.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for train.parquet and test.parquet.")],
     env: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -96,19 +98,59 @@ def data(
         typer.Option("--split", help="train or test; may be repeated. Default: both."),
     ] = None,
 ) -> None:
-    """Write an environment's problems as verl's parquet files."""
-    from omegaconf import OmegaConf
+    """Write an environment's problems as verl's parquet files.
 
-    from pods_plugin.integration.data import write_parquet
+    Problems come from where the environment has them: made on the spot, from the Hugging Face hub (`--env
+    source=openai/gsm8k`, the default of pods/GSM8K-v0), or from local files (`--env 'source=my_{split}.jsonl'`).
+    """
+    from pods_plugin.integration.data import same_problems, write_parquet
 
     try:
-        kwargs = OmegaConf.to_container(OmegaConf.from_dotlist(env or []))
         sizes = dict.fromkeys(splits) if splits else None
-        written = write_parquet(env_id, out, sizes=sizes, env_kwargs=kwargs)  # type: ignore[arg-type]
+        written = write_parquet(env_id, out, sizes=sizes, env_kwargs=_env_kwargs(env), progress=True)
     except Exception as error:
-        _fail(" ".join(str(error).split()))
+        _fail(_one_line(error))
     for split, path in written.items():
-        typer.echo(f"{split}: {path}")
+        typer.echo(f"wrote {path} ({split})")
+    if same_problems(written):
+        typer.echo(
+            "note: the splits hold the same problems; a source with {split} in its name gives each its own"
+        )
+    train, test = written.get("train"), written.get("test")
+    files = [
+        f"data.{key}={path}" for key, path in (("train_files", train), ("val_files", test or train)) if path
+    ]
+    reward = "reward.custom_reward_function"
+    typer.echo(
+        f"use them with: pods train ... {' '.join(files)} {reward}.path=pkg://pods_plugin.integration.reward "
+        f"{reward}.name=compute_score"
+    )
+
+
+@app.command("check-env")
+def check_env(
+    env_id: Annotated[
+        str, typer.Argument(help="A registered environment, or module:id such as my_pkg:MyEnv-v0.")
+    ],
+    env: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Keyword of the environment, such as --env level=1. May be repeated."),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for one check; making it may take ten times as long.")
+    ] = 10.0,
+) -> None:
+    """Check an environment: gymnasium's checks, seeds, references, hostile responses, time, pickling.
+
+    Needs no model and no GPU. Exit code 1 if a check fails.
+    """
+    from pods_plugin.cli.check_env import check_env as run
+
+    try:
+        kwargs = _env_kwargs(env)
+    except Exception as error:
+        _fail(_one_line(error))
+    raise typer.Exit(0 if run(env_id, kwargs, seconds=time_limit, console=Console()) else 1)
 
 
 @app.command()
@@ -221,11 +263,25 @@ def smollm2(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> No
     try:
         export_smollm2(out)
     except Exception as error:
-        _fail(" ".join(str(error).split()))
+        _fail(_one_line(error))
     typer.echo(str(out))
 
 
-def _fail(message: str) -> None:
+def _env_kwargs(settings: list[str] | None) -> dict[str, Any]:
+    """`["level=1", "config.min=2"]` as keywords."""
+    from omegaconf import OmegaConf
+
+    for setting in settings or []:
+        if "=" not in setting:
+            raise ValueError(f"--env {setting} lacks a value; write --env {setting}=VALUE")
+    return OmegaConf.to_container(OmegaConf.from_dotlist(settings or []))  # type: ignore[return-value]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or repr(error)
+
+
+def _fail(message: str) -> NoReturn:
     typer.echo(f"pods: {message}", err=True)
     raise typer.Exit(2)
 

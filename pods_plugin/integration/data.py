@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 # Rows of an environment without a list of problems, of which each seed is another episode.
-SEEDS = {"train": range(0, 1024), "test": range(1_000_000, 1_000_128)}
+SEEDS = {"train": range(1024), "test": range(1_000_000, 1_000_128)}
 
 
 def write_parquet(
@@ -45,7 +45,8 @@ def write_parquet(
         Split -> file written.
 
     Raises:
-        TypeError: The id is registered, but not to a text environment.
+        gymnasium.error.Error: Nothing is registered under the id.
+        TypeError: What is registered is no text environment, or an `info` holds what JSON cannot.
     """
     import pandas
     import pods_envs
@@ -70,17 +71,25 @@ def write_parquet(
     return written
 
 
+def same_problems(written: Mapping[str, Path]) -> bool:
+    """Whether all of several files written ask the same: one local file was the source of every split."""
+    import pandas
+
+    prompts = [pandas.read_parquet(path, columns=["prompt"])["prompt"].map(str) for path in written.values()]
+    return len(prompts) > 1 and all(prompt.equals(prompts[0]) for prompt in prompts)
+
+
 def _problem_rows(
     env_id: str, split: str, size: int | None, env_kwargs: dict[str, Any], progress: bool
 ) -> list[dict[str, Any]]:
     env: Any = gymnasium.make(env_id, split=split, **env_kwargs).unwrapped
     count = len(env.problems) if size is None else min(size, len(env.problems))
-    extra = {"split": split, "env_kwargs": json.dumps(env_kwargs)}
     rows = []
     for index in _bar(range(count), split, progress):
         problem = env.problems[index]
-        whole = {"question": problem.question, "info": problem.info_json()}
-        rows.append(_row(env_id, env.messages(problem), problem.answer, {"index": index, **extra, **whole}))
+        extra = {"index": index, "split": split, "env_kwargs": json.dumps(env_kwargs)}
+        extra |= {"question": problem.question, "info": problem.info_json()}
+        rows.append(_row(env_id, env.messages(problem), problem.answer, extra))
     return rows
 
 

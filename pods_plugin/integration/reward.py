@@ -45,8 +45,9 @@ async def compute_score(
     """
     extra = extra_info or {}
     key = (data_source, extra.get("env_kwargs") or "{}")
-    # Making one may import a package or read a file: not in the event loop.
-    env = _environments.get(key) or await asyncio.to_thread(_environment, *key)
+    env = _environments.get(key)
+    if env is None:  # making one may import a package or read a file: not in the event loop
+        env = await asyncio.to_thread(_environment, *key)
     info = json.loads(extra.get("info") or "{}")
     problem = Problem(question=extra.get("question") or "", answer=ground_truth, info=info)
     try:

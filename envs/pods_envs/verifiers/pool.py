@@ -135,9 +135,7 @@ class Pool:
         memory_mb: Address space of each.
     """
 
-    def __init__(
-        self, work: str = "symbolic_worker.py", workers: int = WORKERS, memory_mb: int = MEMORY_MB
-    ):
+    def __init__(self, work: str = "symbolic_worker.py", workers: int = WORKERS, memory_mb: int = MEMORY_MB):
         self.work = work
         self.memory_mb = memory_mb
         self.workers: list[_Worker] = []
