@@ -56,7 +56,12 @@ def main(config_path: str, check_only: bool = False) -> None:
     from pods_plugin.integration import plugin  # noqa: F401  # also where verl's discovery was switched off
 
     if check_only:
-        check(config)
+        try:
+            check(config)
+        except Exception as error:
+            cause = error.__cause__ or error  # Hydra wraps what a dataclass of verl says
+            text = " ".join(str(cause).split()) or repr(cause)
+            raise SystemExit(f"verl-pods: verl refuses this config: {text}") from None
         print("verl-pods: verl accepts this config")
         return
     main_ppo.main(config)

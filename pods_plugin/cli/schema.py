@@ -41,7 +41,7 @@ def _walk(
     known = set(map(str, schema))  # `in schema` says no to a key whose value is ???
     for key in map(str, config):
         path = f"{prefix}{key}"
-        if path in added:
+        if path in added or (key not in known and any(word.startswith(f"{path}.") for word in added)):
             continue
         if key not in known:
             fields = _fields(schema, verl_folder)
