@@ -175,7 +175,7 @@ def _line(error: BaseException) -> str:
 
 def _short(text: str, length: int = 40) -> str:
     shown = text if len(text) <= length else text[:length] + "..."
-    return shown.encode("utf-8", "backslashreplace").decode()
+    return shown.encode("utf-8", "replace").decode()
 
 
 def _make(subject: Subject) -> str:
@@ -386,7 +386,7 @@ def _responses(responses: Mapping[str, str]) -> Callable[[Subject], str]:
                     _valid_step(env.step(response), f"the response {name!r}")
                 except CheckError:
                     raise
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     raise CheckError(
                         f"the response {name!r} ({_short(response)!r}) raised {_line(error)}. Expected a verdict: "
                         "what cannot be judged is not correct"
@@ -470,14 +470,14 @@ def _reward_function(subject: Subject) -> str:
         return "for_verification gives an instance; there is no reference to score with it"
     # As it comes out of a trainer's data files.
     row = Problem(problem.question, problem.answer, json.loads(problem.info_json()))
-    verdict = asyncio.run(scorer.verify_async(env.reference_response(problem), row))
-    _valid(verdict, "its own reference")
-    here = env.verify(env.reference_response(problem), problem)
-    if verdict != here:
-        raise CheckError(
-            f"the instance of for_verification judges a reference {verdict}, the environment {here}. Expected the "
-            "same from question, answer and info, which is all that a reward function gets"
-        )
+    for response in (env.reference_response(problem), "no idea"):
+        verdict = asyncio.run(scorer.verify_async(response, row))
+        here = env.verify(response, problem)
+        if verdict != here:
+            raise CheckError(
+                f"the instance of for_verification judges {_short(response)!r} {verdict}, the environment {here}. "
+                "Expected the same from question, answer and info, which is all that a reward function gets"
+            )
     return "judges as the environment does, from question, answer and info"
 
 

@@ -31,7 +31,7 @@ def test_jsonl_and_parquet(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist([GSM8K_ROW] * 2), tmp_path / "rows.parquet")
     for name in ("rows.jsonl", "rows.parquet"):
         env = gymnasium.make("pods/GSM8K-v0", source=tmp_path / name).unwrapped
-        assert env.problems == [Problem("1+1?", "2", {"solution": GSM8K_ROW["answer"]})] * 2
+        assert list(env.problems) == [Problem("1+1?", "2", {"solution": GSM8K_ROW["answer"]})] * 2
 
 
 def test_iterables():
@@ -80,7 +80,15 @@ def test_the_hub_is_asked_for_every_configuration(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))
     with pytest.raises(ValueError, match=r"no network.*\.jsonl"):
-        gymnasium.make("pods/GSM8K-v0")
+        gymnasium.make("pods/GSM8K-v0", split="test")  # problems once read are kept: not those of before
+
+
+def test_a_file_for_each_split(tmp_path):
+    for split in ("train", "test"):
+        row = {"question": split, "answer": "#### 2"}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row), encoding="utf-8")
+        env = gymnasium.make("pods/GSM8K-v0", source=tmp_path / "{split}.jsonl", split=split).unwrapped
+        assert [problem.question for problem in env.problems] == [split]
 
 
 def test_import_is_light():
