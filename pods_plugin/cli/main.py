@@ -270,10 +270,16 @@ def smollm2(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> No
 def _env_kwargs(settings: list[str] | None) -> dict[str, Any]:
     """`["level=1", "config.min=2"]` as keywords."""
     from omegaconf import OmegaConf
+    from yaml import YAMLError
 
     for setting in settings or []:
-        if "=" not in setting:
+        key, equals, value = setting.partition("=")
+        if not equals:
             raise ValueError(f"--env {setting} lacks a value; write --env {setting}=VALUE")
+        try:
+            OmegaConf.from_dotlist([setting])
+        except YAMLError:
+            raise ValueError(f"--env {setting}: quote the value, --env '{key}=\"{value}\"'") from None
     return OmegaConf.to_container(OmegaConf.from_dotlist(settings or []))  # type: ignore[return-value]
 
 
