@@ -143,6 +143,9 @@ class Pool:
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(workers)
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="pods-verify")
+        # For work in this process that an event loop should not do: threads that compete for the GIL with it
+        # would keep it waiting all the same.
+        self.one_thread = ThreadPoolExecutor(1, thread_name_prefix="pods-verify-long")
 
     def warm(self) -> None:
         """Starts the first worker, if there is none, and does not wait for it: imports take it a second."""
@@ -199,6 +202,7 @@ class Pool:
     def close(self) -> None:
         """Kills the workers."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.one_thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for worker in self.workers:
                 worker.close()

@@ -14,6 +14,16 @@ from pods_envs import verify, verify_async, verify_many
 from pods_envs.verifiers import pool
 
 HARD = r"\boxed{\lfloor\pi\cdot 10^{10^{8}}\rfloor+x}"  # runs in C far beyond every limit
+BOMBS = [
+    HARD,
+    r"\boxed{9^{9^9}x}",
+    r"\boxed{(10^7)!+x}",
+    r"\boxed{(1+i)^{10^7}x}",
+    r"\boxed{\prod_{k=1}^{10^{9}} kx}",
+    "\\boxed{" + "{" * 4000 + "y" + "}" * 4000 + "}",
+    "\\boxed{" * 1000,
+    "x" * 200_000,
+]
 EASY = (r"\boxed{x+1}", "1+x")
 
 
@@ -28,6 +38,40 @@ def test_a_stuck_worker_is_killed_and_replaced():
     assert (verdict.correct, verdict.method) in ((False, "timeout"), (False, "memory"))
     assert time.perf_counter() - start < 3
     assert verify(*EASY).correct
+
+
+def test_the_first_verdict_of_a_process_is_in_time_even_on_a_bomb():
+    """The start of a worker counts; a busy machine may delay one of three."""
+    seconds = []
+    for _ in range(3):
+        pool.close_pool()
+        start = time.perf_counter()
+        verdict = verify(HARD, "x")
+        seconds.append(time.perf_counter() - start)
+        assert (verdict.correct, verdict.method) in ((False, "timeout"), (False, "memory"))
+    assert min(seconds) < 3, seconds
+
+
+def test_the_first_worker_starts_before_it_is_needed():
+    pool.close_pool()
+    assert verify("#### 7", "7").method == "exact"
+    (worker,) = pool.shared_pool().workers
+    worker.wait_until_ready()
+    assert verify(*EASY).correct
+    assert pool.shared_pool().workers == [worker]
+
+
+def test_waiting_for_a_start_counts_but_leaves_some_time():
+    budget = pool.Budget(2.0)
+    budget.spend_on_startup(0.5)
+    assert budget.left == 1.5
+    budget.spend_on_startup(100)
+    assert 0 < budget.left < 0.5
+    with pytest.raises(pool.WorkerError, match="timeout"):
+        budget.left = 0.0
+        budget.spend_on_startup(1)
+        with budget:
+            pass
 
 
 def test_memory_is_limited():
@@ -64,7 +108,7 @@ def test_a_thousand_requests_from_32_threads_with_bombs():
     requests = []
     for number in range(1000):
         if number % 20 == 0:
-            requests.append((HARD, "x", False))
+            requests.append((BOMBS[number // 20 % len(BOMBS)], "x", False))
         elif number % 2:
             requests.append((f"#### {number}", str(number), True))
         else:

@@ -138,6 +138,7 @@ def test_bombs(name, gold):
     verdict = verify(BOMBS[name], gold, dataset="gsm8k")
     assert time.perf_counter() - start < 3
     assert verdict.method != "error"
+    assert verify(r"\boxed{x+1}", "1+x").correct  # the pool is healthy
     harmless = (
         "braces",
         "nested boxes",
