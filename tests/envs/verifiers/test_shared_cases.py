@@ -1,6 +1,7 @@
 """The cases and data sets beside the repository (../shared); skipped where they are not."""
 
 import json
+import re
 from pathlib import Path
 
 import gymnasium
@@ -55,6 +56,24 @@ def test_environments_score_their_references(env_id, name, size, answer_format):
     env = gymnasium.make(env_id, source=SHARED / f"data/{name}.jsonl", answer_format=answer_format).unwrapped
     assert len(env.problems) == size
     assert env.validate() == []
+
+
+@pytest.mark.parametrize("name", [pytest.param("math_train", marks=pytest.mark.slow), "math500"])
+def test_math_golds_verify_against_a_neighbour_only_where_the_values_are_equal(name):
+    golds = [row["answer"] for row in rows(f"data/{name}.jsonl") if row["answer"].strip()]
+    neighbours = golds[1:] + golds[:1]
+    verdicts = pods_envs.verify_many([rf"\boxed{{{gold}}}" for gold in golds], neighbours)
+    wrong = [
+        (gold, neighbour, verdict)
+        for gold, neighbour, verdict in zip(golds, neighbours, verdicts, strict=True)
+        if verdict.correct != (bare(gold) == bare(neighbour))
+    ]
+    assert wrong == []
+
+
+def bare(gold):
+    """Without a label, a unit and spaces, which do not count; all that equal neighbours differ in."""
+    return re.sub(r"\\text\s*\{.*?\}|\\%|\^\\circ|^\w\s*=|\\left|\\right|\\!|\\\$|\s", "", gold) or gold
 
 
 def test_model_completions_are_cheap_and_mostly_agree():
