@@ -1,0 +1,129 @@
+"""verl's whole trainer on the Megatron engine with down-sampling, as `pods train` starts it: real Ray workers, gloo,
+the `hf` rollout, weights handed over after each step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.megatron import stand_ins
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(stand_ins.missing()), reason=stand_ins.missing()),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS, N, M = 4, 8, 4
+SMALL = [
+    "model_engine=megatron",
+    # what the embedded default and the recipe set for FSDP alone
+    "actor_rollout_ref.actor.strategy=megatron",
+    "~actor_rollout_ref.actor.fsdp_config",
+    "~actor_rollout_ref.ref.fsdp_config",
+    "~actor_rollout_ref.actor.optim.lr_scheduler_type",
+    "~actor_rollout_ref.actor.optim.min_lr_ratio",
+    # as in the engine check
+    "actor_rollout_ref.actor.megatron.dtype=float32",
+    "actor_rollout_ref.actor.megatron.vanilla_mbridge=True",
+    # small
+    f"data.train_batch_size={PROMPTS}",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+    f"actor_rollout_ref.rollout.n={N}",
+    f"algorithm.downsample_kwargs.keep={M}",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    "prepare.data.env_kwargs.size=64",
+    "prepare.model.steps=150",
+    "prepare.model.doubt_steps=0",
+    "trainer.n_gpus_per_node=2",
+]
+
+
+def pods_train(runs: Path, *arguments: str) -> str:
+    """Runs `pods train` with the stand-ins in each of its processes. Returns what it printed."""
+    ours = ("VERL_", "PODS_", "RAY_", "TRANSFER_QUEUE", "TQ_", "GLOO_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    result = subprocess.run(
+        [str(Path(sys.executable).parent / "pods"), "train", "--runs-dir", str(runs), *arguments],
+        env={**environment, **stand_ins.ENVIRONMENT},
+        cwd=runs,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    logs = "".join(file.read_text()[-5000:] for file in runs.glob("*/train.log"))
+    assert result.returncode == 0, result.stdout + result.stderr + logs
+    return result.stdout
+
+
+def start(runs: Path, *overrides: str) -> Path:
+    recipe = ["--config-dir", str(ROOT / "recipes/cpu"), "--config-name", "arithmetic", "--name", "run"]
+    pods_train(runs, *recipe, *SMALL, *overrides)
+    return runs / "run"
+
+
+def steps_of(run: Path) -> dict[int, dict[str, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["data"] for row in rows}
+
+
+def assert_sound(metrics: dict[str, float]) -> None:
+    """A step that kept m of n, moved the policy, and whose rollouts came from the weights of the engine."""
+    assert (metrics["downsample/generated"], metrics["downsample/kept"]) == (PROMPTS * N, PROMPTS * M)
+    assert metrics["critic/score/mean"] == pytest.approx(metrics["downsample/reward/mean_kept"], abs=1e-6)
+    assert metrics["training/rollout_probs_diff_max"] < 1e-3
+    assert abs(metrics["actor/pg_loss"]) < 10
+    assert 0 < metrics["actor/grad_norm"] < 1e4
+
+
+def test_tensor_parallel_with_reference_saved_and_resumed(tmp_path):
+    run = start(
+        tmp_path,
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_coef=0.04",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=3",
+    )
+    first = steps_of(run)
+    assert list(first) == [1, 2, 3]
+    for step, metrics in first.items():
+        assert_sound(metrics)
+        assert "timing_s/ref" in metrics
+        # the policy is the reference until the first update, and no longer
+        assert (
+            metrics["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
+            if step == 1
+            else metrics["actor/kl_loss"] > 1e-5
+        )
+
+    # Resumed, it goes on behind its checkpoint, with the same n and m, and with the weights of the checkpoint: the
+    # policy is as far from the reference as before.
+    pods_train(tmp_path, "--resume", "run", "trainer.total_training_steps=5")
+    assert re.search(r"global_step_3\b", (run / "train.log").read_text())
+    resumed = steps_of(run)
+    assert list(resumed) == [4, 5]
+    for metrics in resumed.values():
+        assert_sound(metrics)
+        assert metrics["actor/kl_loss"] > 1e-5
+
+
+def test_pipeline_parallel(tmp_path):
+    run = start(
+        tmp_path,
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=-1",
+    )
+    steps = steps_of(run)
+    assert list(steps) == [1, 2, 3]
+    for metrics in steps.values():
+        assert_sound(metrics)
