@@ -33,6 +33,7 @@ OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"
 SECONDS = 10.0  # for one check; making the environment may take ten times as long, since it may load data
 VERDICT_SECONDS = 3.0  # for one response
 REFERENCES = 500  # so many of them are scored, evenly spaced
+SAMPLE_SECONDS = 3.0  # for getting them: some environments make a problem when it is asked for
 SEEDS = range(10)
 
 
@@ -74,11 +75,26 @@ class Subject:
     kwargs: Mapping[str, Any]
     note: Callable[[str], None]
     env: Any = None
+    _sample: list[Problem] = dataclasses.field(default_factory=list)
 
     def make(self) -> Any:
         """Another instance, unwrapped."""
         env_spec(self.env_id)  # its errors say more than gymnasium.make's
         return gymnasium.make(self.env_id, **self.kwargs).unwrapped
+
+    def sample(self, env: ReasoningEnv) -> list[Problem]:
+        """Problems, evenly spaced; fewer than REFERENCES where making them takes long."""
+        if self._sample:
+            return self._sample
+        count = len(env.problems)
+        size = min(count, REFERENCES)
+        start = time.perf_counter()
+        for index in (i * count // size for i in range(size)):
+            if self._sample and time.perf_counter() - start > SAMPLE_SECONDS:
+                break
+            self.note(f"problem {index}")
+            self._sample.append(env.problems[index])
+        return self._sample
 
     def reasoning(self, purpose: str) -> ReasoningEnv:
         """The environment, if it is one with problems."""
@@ -200,7 +216,7 @@ def _gymnasium(subject: Subject) -> str:
 
 def _problems(subject: Subject) -> str:
     env = subject.reasoning("no list of problems")
-    for index, problem in enumerate(_sample(env)):
+    for index, problem in enumerate(subject.sample(env)):
         subject.note(f"problem {index}")
         if not (
             isinstance(problem, Problem) and isinstance(problem.question, str) and problem.question.strip()
@@ -222,8 +238,25 @@ def _problems(subject: Subject) -> str:
                 f"messages(problem {index}) is {_short(repr(messages), 80)}. Expected a list of "
                 '{"role": str, "content": str}'
             )
-    questions = {problem.question for problem in _sample(env)}
-    return f"{len(questions)} different questions among {len(_sample(env))} looked at"
+    questions = {problem.question for problem in subject.sample(env)}
+    return f"{len(questions)} different questions among {len(subject.sample(env))} looked at{_splits(subject, env)}"
+
+
+def _splits(subject: Subject, env: ReasoningEnv) -> str:
+    if "split" in subject.kwargs:
+        return ""
+    sizes = []
+    for split in env.splits:
+        subject.note(_MAKING)
+        try:
+            made: Any = gymnasium.make(subject.env_id, **subject.kwargs, split=split).unwrapped
+        except Exception as error:
+            raise CheckError(
+                f"split={split!r} raised {_line(error)}. Expected problems, as for 'pods data': accept split= in "
+                "__init__, and name the splits there are in the class attribute splits"
+            ) from error
+        sizes.append(f"{split} {len(made.problems)}")
+    return f"; {', '.join(sizes)}"
 
 
 def _seeds(subject: Subject) -> str:
@@ -243,7 +276,7 @@ def _seeds(subject: Subject) -> str:
         observations.append(first[0])
     if isinstance(subject.env, ReasoningEnv):
         env = subject.env
-        if len({problem.question for problem in _sample(env)}) > 1 and len(set(observations)) == 1:
+        if len({problem.question for problem in subject.sample(env)}) > 1 and len(set(observations)) == 1:
             raise CheckError(
                 f"reset(seed=0) to reset(seed={SEEDS[-1]}) all ask {_short(observations[0])!r}. Expected several "
                 "problems: choose one with self.np_random"
@@ -306,7 +339,7 @@ def _process(subject: Subject) -> str:
 
 def _references(subject: Subject) -> str:
     env = subject.reasoning("no references")
-    scored = [problem for problem in _sample(env) if problem.answer]
+    scored = [problem for problem in subject.sample(env) if problem.answer]
     if not scored:
         raise SkippedError("no problem has a reference answer")
     start = time.perf_counter()
@@ -325,12 +358,6 @@ def _references(subject: Subject) -> str:
                 )
     each = (time.perf_counter() - start) / len(scored) * 1e3
     return f"{len(scored)} of {len(env.problems)} references are judged correct, {each:.1f} ms each"
-
-
-def _sample(env: ReasoningEnv) -> list[Problem]:
-    count = len(env.problems)
-    size = min(count, REFERENCES)
-    return [env.problems[i * count // size] for i in range(size)]
 
 
 # None of these is an answer to anything.
@@ -463,7 +490,7 @@ def _turns(subject: Subject) -> str:
 
 def _reward_function(subject: Subject) -> str:
     env = subject.reasoning("the reward function of verl is not for it")
-    problem = next((problem for problem in _sample(env) if problem.answer), None)
+    problem = next((problem for problem in subject.sample(env) if problem.answer), None)
     cls, registered = env_class(subject.env_id)
     scorer = cls.for_verification(**{**registered, **json.loads(json.dumps(subject.kwargs))})
     if problem is None:

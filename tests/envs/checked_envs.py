@@ -21,14 +21,19 @@ def verify(response: str, problem: Problem) -> Verdict:
 
 
 class Good(ReasoningEnv):
-    def __init__(self, *, verifier=verify, words=("red", "green", "blue"), **kwargs):
+    def __init__(self, *, split="train", verifier=verify, words=("red", "green", "blue"), **kwargs):
         problems = [Problem(f"Say {word}.", word, {"number": n}) for n, word in enumerate(words)]
         super().__init__(problems, verifier, max_turns=2, **kwargs)
 
 
-class WrongSpace(Good):
+class NoSplit(Good):
     def __init__(self):
         super().__init__()
+
+
+class WrongSpace(Good):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         self.observation_space = gymnasium.spaces.Text(5)
 
 
@@ -60,20 +65,20 @@ class GuessingGame(gymnasium.Env):
 
 
 class NumericAnswer(Good):
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         self.problems = [Problem("Say 3.", 3)]
 
 
 class InfoOfObjects(Good):
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         self.problems = [Problem("Say a.", "a", {"when": {1, 2}})]
 
 
 class UnseededProblems(Good):
-    def __init__(self):
-        super().__init__(words=random.sample(["red", "green", "blue", "black", "white", "grey"], 6))
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs, words=random.sample(["red", "green", "blue", "black", "white", "grey"], 6))
 
 
 class UnseededReset(Good):
@@ -94,8 +99,8 @@ class IgnoresIndex(Good):
 
 
 class HashOrder(Good):
-    def __init__(self):
-        super().__init__(words=sorted((f"word{n}" for n in range(50)), key=hash))
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs, words=sorted((f"word{n}" for n in range(50)), key=hash))
 
 
 class WrongReference(Good):
@@ -185,13 +190,13 @@ class OtherVerifier(Good):
 
 
 class Unpicklable(Good):
-    def __init__(self):
-        super().__init__(verifier=lambda response, problem: verify(response, problem))
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs, verifier=lambda response, problem: verify(response, problem))
 
 
 class LeavesThread(Good):
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         threading.Thread(target=time.sleep, args=(5,), name="watcher").start()
 
 
@@ -207,7 +212,16 @@ class Dies(Good):
 
 CLASSES = [
     Good,
-    *(WrongSpace, NotText, GuessingGame, NumericAnswer, InfoOfObjects, UnseededProblems, UnseededReset),
+    *(
+        NoSplit,
+        WrongSpace,
+        NotText,
+        GuessingGame,
+        NumericAnswer,
+        InfoOfObjects,
+        UnseededProblems,
+        UnseededReset,
+    ),
     *(OneProblemOnly, IgnoresIndex, HashOrder, WrongReference, Hangs, NeverEnds, OtherVerifier, Unpicklable),
     *(LeavesThread, ClosesOnce, Dies),
 ]

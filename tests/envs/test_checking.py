@@ -43,6 +43,7 @@ def test_a_text_environment_of_another_kind_passes_what_applies():
     [
         ("NotText", {"make": "observation of type int"}),
         ("Nothing", {"make": "Environment `Nothing` doesn't exist in namespace checked"}),
+        ("NoSplit", {"problems": "accept split= in __init__"}),
         ("WrongSpace", {"gymnasium": "observation"}),
         ("NumericAnswer", {"problems": "the answer of problem 0 is a int. Expected a str: str(answer)"}),
         (
