@@ -287,7 +287,7 @@ def check_files(paths: Iterable[str]) -> None:
             continue
         for env_id in parquet.read_table(file, columns=["data_source"])["data_source"].unique().to_pylist():
             try:
-                gymnasium.spec(env_id)
+                pods_envs.env_spec(env_id)
             except (gymnasium.error.Error, ImportError) as error:
                 raise ValueError(
                     f"{path}: data_source {env_id!r} is no registered environment ({' '.join(str(error).split())}); "
