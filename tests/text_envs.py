@@ -74,4 +74,33 @@ class Talk(gymnasium.Env[str, str]):
         events["closed"] += 1
 
 
+class Noise(gymnasium.Env[str, str]):
+    """What an untrained model says decides all: the reward, the end (three turns at most), and some failures."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = AnyText(), AnyText()
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return f"{seed}:", {}
+
+    def step(self, action: str) -> Any:
+        self.count += 1
+        reward, ended, failure = self.judge(action)
+        if failure == "raise":
+            raise RuntimeError("no such move")
+        if failure == "hang":
+            time.sleep(300)
+        return "?", reward, ended or self.count == 3, False, {"correct": reward == 1.0}
+
+    @staticmethod
+    def judge(action: str) -> tuple[float, bool, str | None]:
+        """Reward, whether the episode ends, and how it fails."""
+        code = ord(action[0]) if action else 0
+        return (code % 5) / 4, code % 2 == 0, {1: "raise", 2: "hang"}.get(code % 16)
+
+
+gymnasium.register("tests/Noise-v0", entry_point="tests.text_envs:Noise")
 gymnasium.register("tests/Talk-v0", entry_point="tests.text_envs:Talk")

@@ -208,20 +208,19 @@ class Episode:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._calls.put((future, function))
         waiter = asyncio.wrap_future(future)
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, by whoever reads it below
         try:
             await asyncio.wait({waiter}, timeout=limit_s)
         except asyncio.CancelledError:
             self._stuck = not future.cancel()
             raise
-        if not waiter.done():
+        if not future.done():  # not the waiter: on a starved machine the event loop hears of it after the limit
             self._stuck = True
-            # Whatever it ends with, nobody waits for it.
-            waiter.add_done_callback(lambda late: None if late.cancelled() else late.exception())
             raise EpisodeError(
                 f"{name} of {self._task.env_id} took more than {limit_s:g} s ({SETTINGS_KEY}.step_timeout_s)"
             )
         try:
-            return waiter.result()
+            return future.result()
         except BaseException as error:
             text = " ".join(str(error).split())[:300]
             raise EpisodeError(f"{name} of {self._task.env_id} raised {type(error).__name__}: {text}") from error

@@ -126,9 +126,13 @@ def downsample(batch: KVBatchMeta, config: DownsampleConfig, global_step: int) -
 
     Raises:
         DownsampleError: A reward is NaN or infinite (the uid is named), the metric is missing, or the rule of the
-            user returned something that is no selection.
+            user returned something that is no selection; or no rollout of the step came back.
     """
     start = time.perf_counter()
+    if not batch.keys:
+        raise DownsampleError(
+            f"step {global_step} has no rollout: all its sessions failed, for reasons that stand further up in the log"
+        )
     sessions = Sessions.of(batch)
     rewards = read_metric(batch, sessions.last_rows, config.metric)
     kept = select_groups(
