@@ -44,7 +44,11 @@ class Talk(gymnasium.Env[str, str]):
         threads.add(threading.current_thread().name)
 
     def _fail(self, method: str) -> Any:
-        if self.failure is None or self.failure[0] != method or self.count < self.fail_from * (method == "step"):
+        if (
+            self.failure is None
+            or self.failure[0] != method
+            or self.count < self.fail_from * (method == "step")
+        ):
             return None
         kind = self.failure[1]
         if kind == "raise":

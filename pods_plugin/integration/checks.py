@@ -91,7 +91,9 @@ def _check_agent_loop(config: DictConfig) -> None:
             "the agent loop pods_env needs verl's V1 trainer, and trainer.use_v1 is False; write trainer.use_v1=True"
         )
     files = [config.data.get("train_files"), config.data.get("val_files")]
-    paths = [path for value in files for path in (value if isinstance(value, ListConfig) else [value]) if path]
+    paths = [
+        path for value in files for path in (value if isinstance(value, ListConfig) else [value]) if path
+    ]
     try:
         EpisodeSettings.of(rollout.get("custom"))
         check_files(paths)

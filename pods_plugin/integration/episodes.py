@@ -54,11 +54,15 @@ class EpisodeSettings:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in given:
             if key not in known:
-                raise ValueError(f"{SETTINGS_KEY}.{key} is no setting of the loop; write one of {', '.join(known)}")
+                raise ValueError(
+                    f"{SETTINGS_KEY}.{key} is no setting of the loop; write one of {', '.join(known)}"
+                )
         settings = cls(**given)
         limit = settings.step_timeout_s
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
-            raise ValueError(f"{SETTINGS_KEY}.step_timeout_s={limit!r} is no positive number of seconds; write 60")
+            raise ValueError(
+                f"{SETTINGS_KEY}.step_timeout_s={limit!r} is no positive number of seconds; write 60"
+            )
         if settings.rows not in ROWS:
             raise ValueError(f"{SETTINGS_KEY}.rows={settings.rows!r} is not one of {', '.join(ROWS)}")
         return settings
@@ -158,7 +162,9 @@ class Episode:
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
-            raise EpisodeError(f"step of {self._task.env_id} gave the reward {reward!r}, expected a finite number")
+            raise EpisodeError(
+                f"step of {self._task.env_id} gave the reward {reward!r}, expected a finite number"
+            )
         return Turn(observation, value, bool(terminated or truncated), info)
 
     async def close(self) -> None:
@@ -208,13 +214,17 @@ class Episode:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._calls.put((future, function))
         waiter = asyncio.wrap_future(future)
-        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, by whoever reads it below
+        waiter.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # seen, by whoever reads it below
         try:
             await asyncio.wait({waiter}, timeout=limit_s)
         except asyncio.CancelledError:
             self._stuck = not future.cancel()
             raise
-        if not future.done():  # not the waiter: on a starved machine the event loop hears of it after the limit
+        if (
+            not future.done()
+        ):  # not the waiter: on a starved machine the event loop hears of it after the limit
             self._stuck = True
             raise EpisodeError(
                 f"{name} of {self._task.env_id} took more than {limit_s:g} s ({SETTINGS_KEY}.step_timeout_s)"
@@ -223,7 +233,9 @@ class Episode:
             return future.result()
         except BaseException as error:
             text = " ".join(str(error).split())[:300]
-            raise EpisodeError(f"{name} of {self._task.env_id} raised {type(error).__name__}: {text}") from error
+            raise EpisodeError(
+                f"{name} of {self._task.env_id} raised {type(error).__name__}: {text}"
+            ) from error
 
     def _unpacked(self, result: Any, name: str, length: int) -> Sequence[Any]:
         if not (isinstance(result, tuple) and len(result) == length and isinstance(result[-1], Mapping)):
@@ -282,7 +294,11 @@ def check_files(paths: Iterable[str]) -> None:
 
     for path in paths:
         file = Path(path).expanduser()
-        if file.suffix != ".parquet" or not file.is_file() or "data_source" not in parquet.read_schema(file).names:
+        if (
+            file.suffix != ".parquet"
+            or not file.is_file()
+            or "data_source" not in parquet.read_schema(file).names
+        ):
             continue
         for env_id in parquet.read_table(file, columns=["data_source"])["data_source"].unique().to_pylist():
             try:

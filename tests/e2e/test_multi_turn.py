@@ -55,12 +55,16 @@ def watch_stage(trainer: Any) -> list[Stage]:
         before = {key: {name: data[name][i] for name in names} for i, key in enumerate(batch.keys)}
         result = balance(batch, metrics, *args, **kwargs)
         real = {key for key, tag in zip(result.keys, result.tags, strict=True) if not tag.get("is_padding")}
-        stages.append(Stage(before, real, {key for key in tq.kv_list()["train"] if not key.startswith("pad")}))
+        stages.append(
+            Stage(before, real, {key for key in tq.kv_list()["train"] if not key.startswith("pad")})
+        )
         return result
 
     def watched_advantage(batch: Any, metrics: Any) -> Any:
         result = advantage(batch, metrics)
-        data = tq.kv_batch_get(keys=result.keys, partition_id=result.partition_id, select_fields=["advantages"])
+        data = tq.kv_batch_get(
+            keys=result.keys, partition_id=result.partition_id, select_fields=["advantages"]
+        )
         for key, values in zip(result.keys, data["advantages"], strict=True):
             stages[-1].advantages[key] = float(values.abs().max() * values.sum().sign())
         return result
@@ -138,7 +142,9 @@ def test_sessions_are_kept_or_dropped_whole_and_failures_cost_one_session(tiny, 
                 info = getattr(info, "data", info)["reward_extra_info"]
                 assert info == {"num_turns": len(texts), "acc": float(judged[-1][0] == 1.0)}
                 lengths.add(len(keys) if layout == "turn" else len(texts))
-            assert all(kept[uid][session] == sessions[session] for session in kept[uid]), "rows of a session parted"
+            assert all(kept[uid][session] == sessions[session] for session in kept[uid]), (
+                "rows of a session parted"
+            )
             assert len(kept[uid]) == min(M, len(sessions))
             best = max(np.var(some) for some in itertools.combinations(rewards.values(), len(kept[uid])))
             assert np.var([rewards[session] for session in kept[uid]]) == pytest.approx(best)
@@ -173,7 +179,11 @@ def test_pods_train_and_verls_own_command(tmp_path):
 
     from pods_plugin.cpu import ENVIRONMENT
 
-    environment = {**clean_environment(), **ENVIRONMENT, "VERL_FILE_LOGGER_PATH": str(tmp_path / "verl.jsonl")}
+    environment = {
+        **clean_environment(),
+        **ENVIRONMENT,
+        "VERL_FILE_LOGGER_PATH": str(tmp_path / "verl.jsonl"),
+    }
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
     command += ["--config-path", str(tmp_path / "turns"), "--config-name", "config"]
     command += ["algorithm.downsample=null", "trainer.resume_mode=disable", "trainer.total_training_steps=1"]
@@ -196,7 +206,10 @@ def test_the_recipe_learns(tmp_path):
 
 def test_what_is_wrong_with_the_loop_is_one_line_before_anything_starts(tmp_path):
     for override, words in (
-        ("actor_rollout_ref.rollout.agent.default_agent_loop=pods-env", "pods-env is no agent loop; write pods_env"),
+        (
+            "actor_rollout_ref.rollout.agent.default_agent_loop=pods-env",
+            "pods-env is no agent loop; write pods_env",
+        ),
         ("actor_rollout_ref.rollout.custom.pods_env.rows=rows", "rows='rows' is not one of episode, turn"),
         ("trainer.use_v1=False", "trainer.use_v1=True"),
     ):

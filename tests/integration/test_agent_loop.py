@@ -279,7 +279,9 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("failure", "words"), FAILURES, ids=[f"{m}-{k}" for (m, k), _ in FAILURES])
-def test_a_failing_environment_gives_no_row_one_line_and_is_closed(tokenizer, caplog, failure, words, monkeypatch):
+def test_a_failing_environment_gives_no_row_one_line_and_is_closed(
+    tokenizer, caplog, failure, words, monkeypatch
+):
     import gymnasium
 
     # Failures that JSON cannot carry.
@@ -289,7 +291,9 @@ def test_a_failing_environment_gives_no_row_one_line_and_is_closed(tokenizer, ca
         assert run(engine, row(turns=3), step_timeout_s=0.3) == []
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1 and "\n" not in lines[0], lines
-    assert lines[0].startswith("verl-pods: session 3 of prompt the-uid is dropped, the rest of its group goes on: ")
+    assert lines[0].startswith(
+        "verl-pods: session 3 of prompt the-uid is dropped, the rest of its group goes on: "
+    )
     assert re.search(words, lines[0]), lines[0]
     assert all_closed(made=0 if failure[0] == "make" else 1)
 
@@ -377,7 +381,9 @@ def test_settings_that_cannot_be_used(given, words):
 
 
 def test_default_settings():
-    assert EpisodeSettings.of(None) == EpisodeSettings.of({"pods_env": None}) == EpisodeSettings(60.0, "episode")
+    assert (
+        EpisodeSettings.of(None) == EpisodeSettings.of({"pods_env": None}) == EpisodeSettings(60.0, "episode")
+    )
 
 
 def test_data_of_an_environment_that_no_worker_finds(tmp_path):
@@ -386,7 +392,9 @@ def test_data_of_an_environment_that_no_worker_finds(tmp_path):
     pandas.DataFrame({"data_source": ["pods/Arithmetic-v0", TALK]}).to_parquet(known)
     pandas.DataFrame({"data_source": ["pods/Arithmetic-v0", "pods/Arithmetics-v0"]}).to_parquet(unknown)
     check_files([str(known), str(tmp_path / "absent.parquet"), "hdfs://elsewhere/x.parquet"])
-    with pytest.raises(ValueError, match=r"unknown.parquet: data_source 'pods/Arithmetics-v0' is no registered"):
+    with pytest.raises(
+        ValueError, match=r"unknown.parquet: data_source 'pods/Arithmetics-v0' is no registered"
+    ):
         check_files([str(unknown)])
 
 
@@ -397,7 +405,9 @@ def test_verl_finds_the_loop_in_every_process_and_imports_it_late():
         "from verl.experimental.agent_loop import agent_loop\n"
         "print(agent_loop._agent_loop_registry['pods_env']['_target_'], 'gymnasium' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == [f"{EnvAgentLoop.__module__}.{EnvAgentLoop.__qualname__}", "False"]
 
