@@ -172,7 +172,7 @@ def test_a_dead_worker_ends_the_run_with_a_line_instead_of_a_hang(tmp_path):
     ("arguments", "words"),
     [
         (["algorithm.downsample=max_varience"], ["max_varience", "max_variance"]),
-        (["algorithm.downsample_kwargs.keep=99"], ["keep=99", "rollout.n=32"]),
+        (["algorithm.downsample_kwargs.keep=99"], ["keep=99", "rollout.n=16"]),
         (["algorithm.downsampel=random"], ["algorithm.downsampel", "nearest: algorithm.downsample"]),
         (["~prepare.data", "data.train_files=/nowhere.parquet"], ["/nowhere.parquet does not exist", "pods data"]),
         (["~prepare", "actor_rollout_ref.model.path=./nowhere", "data.train_files=null", "data.val_files=null"],
@@ -207,10 +207,10 @@ def test_dry_run_lets_verl_check_and_leaves_nothing(tmp_path):
     assert code == 0, output
     assert "16 prompts x 32 rollouts" in output and "nothing was started" in output
     assert list(tmp_path.iterdir()) == []
-    wrong = ["--dry-run", "actor_rollout_ref.actor.ppo_mini_batch_size=32"]
+    wrong = ["--dry-run", "actor_rollout_ref.actor.ppo_mini_batch_size=64"]
     code, output = finish(start(tmp_path, *ARITHMETIC, *wrong), timeout=300)
     assert code == 2
-    assert "train_batch_size (16) must be >= actor.ppo_mini_batch_size (32)" in output.splitlines()[-1]
+    assert "train_batch_size (32) must be >= actor.ppo_mini_batch_size (64)" in output.splitlines()[-1]
 
 
 def test_a_cluster_without_the_plugin_is_told(tmp_path):
