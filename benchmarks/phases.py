@@ -23,8 +23,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--n", type=int, default=32)
-    parser.add_argument("--m", type=int, default=8)
+    parser.add_argument("--n", type=int, default=16)
+    parser.add_argument("--m", type=int, default=4)
     parser.add_argument("--config-dir", default="recipes/cpu")
     parser.add_argument("--config-name", default="arithmetic")
     parser.add_argument("overrides", nargs="*")
@@ -58,7 +58,9 @@ def main() -> None:
                 return statistics.median(phase_seconds(step).get(key, 0.0) for step in steps)
 
             total = statistics.median(step.get("timing_s/step") or 0.0 for step in steps)
-            rows = int(steps[-1].get("downsample/kept") or 16 * (n if f"n={n}" in name else m))
+            assert run.config is not None
+            prompts = run.config["data"]["train_batch_size"]
+            rows = int(steps[-1].get("downsample/kept") or prompts * (n if f"n={n}" in name else m))
             print(
                 f"| {name} | {total:.2f} | {median('generate'):.2f} | {median('select'):.3f} | "
                 f"{median('log-prob'):.2f} | {median('update'):.2f} | {rows} |",
