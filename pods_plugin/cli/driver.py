@@ -42,13 +42,16 @@ def check(config: DictConfig) -> None:
         # verl asks vLLM for the LoRA ranks it serves; where it is not installed, as on a login node, ours is the check
         # of that (integration/model_checks.py).
         rollout.name = "vllm (not installed here)"
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    validate_config(
+        config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+    )
 
 
 def main(config_path: str, check_only: bool = False) -> None:
     """Runs verl's `main_ppo` on the config at `config_path`, or only its validation."""
     _end_with_parent()
     config = OmegaConf.load(config_path)
+    assert isinstance(config, DictConfig)
 
     import verl  # noqa: F401  # loads the plugins; before anything else of verl
     from verl.trainer import main_ppo

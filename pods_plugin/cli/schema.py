@@ -71,7 +71,11 @@ def _fields(schema: DictConfig, verl_folder: Path) -> set[str]:
 @functools.lru_cache(maxsize=64)
 def _dataclass_fields(module: Path, name: str) -> frozenset[str]:
     for node in _classes(module).get(name, ()):
-        fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)}
+        fields = {
+            part.target.id
+            for part in node.body
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+        }
         for base in node.bases:
             if isinstance(base, ast.Name):
                 fields |= _dataclass_fields(module, base.id)

@@ -36,7 +36,7 @@ def shrink(config: DictConfig, facts: Mapping[str, Any] | None) -> DictConfig:
         ValueError: A recipe that cannot be shrunk; the message says why.
     """
     small = config.shrink
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    actor = config.actor_rollout_ref.actor
     if actor.strategy == "megatron":
         raise ValueError(
             "+cpu=shrink takes FSDP recipes; Megatron needs CUDA (tests/megatron goes as far as it gets)"
@@ -127,10 +127,10 @@ def shrink(config: DictConfig, facts: Mapping[str, Any] | None) -> DictConfig:
 
 
 def _rollouts(config: DictConfig) -> tuple[int, Any]:
-    """n and `keep`, scaled down by one factor."""
+    """n and `keep`, scaled down by one factor; without down-sampling n still goes by the recipe's `keep`."""
     n, keep = config.actor_rollout_ref.rollout.n, config.algorithm.downsample_kwargs.keep
     most = config.shrink.keep
-    if config.algorithm.downsample is None or keep is None:
+    if keep is None:
         return min(n, most), keep
     if isinstance(keep, float):
         return max(2, round(most / keep)), keep

@@ -80,9 +80,15 @@ def _check_megatron(config: DictConfig, facts: Mapping[str, Any], gpus: int) -> 
             f"context_parallel_size={context} = {tensor * pipeline * context} does not divide the {gpus} training "
             "GPUs; choose sizes whose product does"
         )
-    _divides(tensor, facts.get("num_attention_heads"), f"{key}tensor_model_parallel_size", "{} attention heads")
-    _divides(tensor, facts.get("num_key_value_heads"), f"{key}tensor_model_parallel_size", "{} key-value heads")
-    _divides(tensor, facts.get("vocab_size"), f"{key}tensor_model_parallel_size", "{} tokens of the vocabulary")
+    _divides(
+        tensor, facts.get("num_attention_heads"), f"{key}tensor_model_parallel_size", "{} attention heads"
+    )
+    _divides(
+        tensor, facts.get("num_key_value_heads"), f"{key}tensor_model_parallel_size", "{} key-value heads"
+    )
+    _divides(
+        tensor, facts.get("vocab_size"), f"{key}tensor_model_parallel_size", "{} tokens of the vocabulary"
+    )
     _divides(
         pipeline * virtual, facts.get("num_hidden_layers"), f"{key}pipeline_model_parallel_size", "{} layers"
     )

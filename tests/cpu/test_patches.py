@@ -236,6 +236,21 @@ def test_the_fsdp_patch_hides_offload_while_verl_builds_and_no_longer() -> None:
         torch.distributed.fsdp._init_utils._check_module_states_for_sync_module_states([torch.zeros(1)])
 
 
+def test_verl_still_sends_merged_lora_weights_in_bf16() -> None:
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    source = inspect.getsource(FSDPEngine._merged_lora_per_tensor_param.__wrapped__)
+    assert ".to(torch.bfloat16" in source
+    # What ours does of the rest, in this order; that the weights arrive right: tests/recipes/test_shrunk.py.
+    calls = [
+        "merged_lora_context(self.module",
+        "normalize_peft_param_name(",
+        "convert_weight_keys(",
+        "full_tensor()",
+    ]
+    assert [call for call in calls if call in source] == calls
+
+
 # --- activation ---
 
 

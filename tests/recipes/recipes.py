@@ -31,7 +31,7 @@ def load(path: Path, *overrides: str, run_dir: Path = Path("run")) -> DictConfig
 
 
 def header(path: Path) -> dict[str, str]:
-    """The header of a recipe: `GPUs`, `Memory per GPU`, `Hyper-parameters`, `Data`, ... -> text; `Model` the first line.
+    """The header of a recipe: field (`Model` for the first line, `GPUs`, `Memory per GPU`, `Data`, ...) -> text.
 
     A line that starts with more than two spaces goes on with the field above it.
     """

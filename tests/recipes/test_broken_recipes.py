@@ -32,33 +32,65 @@ CASES = [
     (LORA, ["algorithm.downsample=max_varianse"], "max_varianse.*max_variance"),
     (LORA, [f"{ACTOR}ppo_mini_batch_size=3"], "ppo_mini_batch_size=3 does not divide .*=8.*write 2"),
     (LORA, [f"{ACTOR}ppo_mini_batch_size=16"], "ppo_mini_batch_size=16 is more than .*=8; write 8"),
-    (FULL, [f"{ACTOR}ppo_mini_batch_size=1", "algorithm.downsample_kwargs.keep=12"], "12 rows .*8 data-parallel"),
+    (
+        FULL,
+        [f"{ACTOR}ppo_mini_batch_size=1", "algorithm.downsample_kwargs.keep=12"],
+        "12 rows .*8 data-parallel",
+    ),
     (
         FULL,
         [f"{ACTOR}use_dynamic_bsz=false", f"{ACTOR}ppo_micro_batch_size_per_gpu=7"],
         "ppo_micro_batch_size_per_gpu=7 does not divide the 64 rows",
     ),
-    (FULL, [f"{ROLLOUT}tensor_model_parallel_size=3"], "tensor_model_parallel_size.*=3 does not divide .*8 GPUs"),
-    (ULYSSES, [f"{ACTOR}ulysses_sequence_parallel_size=16"], "=16 does not divide the 40 attention heads.*write 20"),
+    (
+        FULL,
+        [f"{ROLLOUT}tensor_model_parallel_size=3"],
+        "tensor_model_parallel_size.*=3 does not divide .*8 GPUs",
+    ),
+    (
+        ULYSSES,
+        [f"{ACTOR}ulysses_sequence_parallel_size=16"],
+        "=16 does not divide the 40 attention heads.*write 20",
+    ),
     (ULYSSES, [f"{ACTOR}ppo_max_token_len_per_gpu=512"], "512 does not hold .*write 768 or more"),
     (LORA, ["data.max_response_length=40000"], "more than the 32768 positions.*write .*32256"),
     (LORA, ["actor_rollout_ref.model.lora_rank=1024"], "lora_rank=1024 is more than vLLM serves; write 512"),
-    (DENSE, [f"{MEGATRON}tensor_model_parallel_size=8"], "tensor_model_parallel_size=8 does not divide the 28 .*write 7"),
+    (
+        DENSE,
+        [f"{MEGATRON}tensor_model_parallel_size=8"],
+        "tensor_model_parallel_size=8 does not divide the 28 .*write 7",
+    ),
     (DENSE, [f"{MEGATRON}tensor_model_parallel_size=3"], "= 3 does not divide the 8 training GPUs"),
     (
         PIPELINE,
         [f"{MEGATRON}pipeline_model_parallel_size=2", f"{MEGATRON}virtual_pipeline_model_parallel_size=3"],
         "does not divide the 64 layers",
     ),
-    (MOE, [f"{MEGATRON}expert_model_parallel_size=5"], "expert_model_parallel_size=5 does not divide the 128 experts"),
+    (
+        MOE,
+        [f"{MEGATRON}expert_model_parallel_size=5"],
+        "expert_model_parallel_size=5 does not divide the 128 experts",
+    ),
     (MOE, [f"{MEGATRON}sequence_parallel=false"], "sequence_parallel=False with experts"),
     (DENSE, [f"{MEGATRON}expert_model_parallel_size=2"], "has no experts; write 1"),
-    (MOE, [f"{MEGATRON}expert_tensor_parallel_size=16"], "x expert_tensor_parallel_size=16 does not divide the 64"),
-    (ASYNC, ["data.train_batch_size=128"], "train_batch_size=128 must be .*=4 x .*=16; write data.train_batch_size=64"),
+    (
+        MOE,
+        [f"{MEGATRON}expert_tensor_parallel_size=16"],
+        "x expert_tensor_parallel_size=16 does not divide the 64",
+    ),
+    (
+        ASYNC,
+        ["data.train_batch_size=128"],
+        "train_batch_size=128 must be .*=4 x .*=16; write data.train_batch_size=64",
+    ),
     (ASYNC, [f"{ROLLOUT}nnodes=0"], "generates on GPUs of its own.*write 1 or more"),
     (ASYNC, [f"{ROLLOUT}checkpoint_engine.backend=naive"], "backend=naive does not; write nccl"),
     (LORA, [f"{ACTOR}ppo_minibatch_size=4"], "Could not override .*nearest: .*actor.ppo_mini_batch_size"),
-    (LORA, ["data.train_files=nowhere.parquet"], r"nowhere.parquet does not exist.*pods data pods/GSM8K-v0 --out"),
+    (
+        LORA,
+        ["data.train_files=nowhere.parquet"],
+        r"nowhere.parquet does not exist.*pods data pods/GSM8K-v0 --out",
+    ),
     (LORA, ["actor_rollout_ref.model.path=./nowhere"], "nowhere is no folder"),
     (DENSE, ["+cpu=shrink"], r"\+cpu=shrink takes FSDP recipes"),
 ]
@@ -86,7 +118,9 @@ def refused(path: Path, tmp_path: Path, *overrides: str) -> str:
     return message
 
 
-@pytest.mark.parametrize(("path", "overrides", "expected"), CASES, ids=lambda value: getattr(value, "stem", None))
+@pytest.mark.parametrize(
+    ("path", "overrides", "expected"), CASES, ids=lambda value: getattr(value, "stem", None)
+)
 def test_one_line(path, overrides, expected, tmp_path):
     message = refused(path, tmp_path, *overrides)
     assert re.search(expected, message), message
@@ -95,7 +129,10 @@ def test_one_line(path, overrides, expected, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "nearest"),
     [
-        ({"actor_rollout_ref": {"actor": {"ppo_minibatch_size": 4}}}, "actor_rollout_ref.actor.ppo_mini_batch_size"),
+        (
+            {"actor_rollout_ref": {"actor": {"ppo_minibatch_size": 4}}},
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+        ),
         ({"actor_rollout_ref": {"actor": {"fsdp_config": {"mixed_precison": {}}}}}, "mixed_precision"),
         ({"algorithm": {"downsample_kwargs": {"kep": 4}}}, "algorithm.downsample_kwargs.keep"),
         ({"actor_rolout_ref": {}}, "actor_rollout_ref"),

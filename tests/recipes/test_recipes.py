@@ -20,6 +20,10 @@ from pods_plugin.cli.main import app
 from pods_plugin.cli.train import _absolute_data_paths, _check_files
 from pods_plugin.integration.checks import check_config, data_parallel_size
 from pods_plugin.integration.model_checks import check_model, model_facts
+from pods_plugin.planning.gpus import GIB, find_gpu
+from pods_plugin.planning.job import job_from_config
+from pods_plugin.planning.memory import memory_plan
+from pods_plugin.planning.model import find_model
 from tests.recipes.recipes import (
     BASES,
     FOLDER,
@@ -85,10 +89,21 @@ def test_its_header_says_what_is_true(path):
         gpus += config.actor_rollout_ref.rollout.nnodes * config.actor_rollout_ref.rollout.n_gpus_per_node
     count, size = re.match(r"(\d+) x (\d+) GB", fields["GPUs"]).groups()
     assert int(count) == gpus and f"{gpus}gpu" in path.stem
-    assert all(int(figure) < int(size) for figure in re.findall(r"(\d+) GB", fields["Memory per GPU"]))
-    assert (
-        fields["Run"] == f"pods train --config-dir recipes/{path.parent.name} --config-name {path.stem}"
+    kind = "l40s" if int(size) == 48 else "h100"
+    memory = re.match(
+        rf"(\d+) GiB generating, (\d+) GiB updating \(pods plan {name(path).removeprefix('recipes/')} --gpu {kind}\)",
+        fields["Memory per GPU"],
     )
+    assert memory is not None
+    settings = check_config(config)
+    job = job_from_config(
+        config, find_model(config.actor_rollout_ref.model.path), path.stem, keep=settings.keep
+    )
+    planned = memory_plan(job, find_gpu(kind))
+    assert planned.fits, planned.problems
+    for figure, parts in zip(memory.groups(), (planned.generate, planned.update), strict=True):
+        assert int(figure) == pytest.approx(sum(parts.values()) / GIB, abs=1.0), "write what pods plan says"
+    assert fields["Run"] == f"pods train --config-dir recipes/{path.parent.name} --config-name {path.stem}"
     hub_name = config.actor_rollout_ref.model.path
     assert hub_name.split("/")[1] in fields["Model"] and model_facts(hub_name) is not None
 
@@ -159,7 +174,11 @@ def dry_run(path: Path, cwd: Path, *overrides: str) -> subprocess.CompletedProce
         CliRunner().invoke(app, [*arguments, "--env", "source=procedural", "--env", "size=4"])
     words = ["train", "--config-dir", str(path.parent), "--config-name", path.stem, "--dry-run", *overrides]
     return subprocess.run(
-        [str(Path(sys.executable).parent / "pods"), *words], cwd=cwd, capture_output=True, text=True, check=False
+        [str(Path(sys.executable).parent / "pods"), *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

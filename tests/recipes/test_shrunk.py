@@ -104,11 +104,16 @@ def test_shrinking_a_fraction_and_the_baseline(tmp_path):
     path = FSDP_RECIPES[0]
     fraction = load(path, "+cpu=shrink", "algorithm.downsample_kwargs.keep=0.25", run_dir=tmp_path)
     assert fraction.actor_rollout_ref.rollout.n == 16 and fraction.algorithm.downsample_kwargs.keep == 0.25
-    plain = load(
-        path, "+cpu=shrink", "algorithm.downsample=null", "actor_rollout_ref.rollout.n=16", run_dir=tmp_path
-    )
-    assert plain.actor_rollout_ref.rollout.n == 4
-    check_model(plain)
+    for n, small in ((64, 16), (16, 4)):  # as many rollouts, or as many updates, as with down-sampling
+        plain = load(
+            path,
+            "+cpu=shrink",
+            "algorithm.downsample=null",
+            f"actor_rollout_ref.rollout.n={n}",
+            run_dir=tmp_path,
+        )
+        assert plain.actor_rollout_ref.rollout.n == small
+        check_model(plain)
 
 
 def run(path: Path, tmp_path: Path, *overrides: str) -> list[dict[str, float]]:
@@ -117,7 +122,14 @@ def run(path: Path, tmp_path: Path, *overrides: str) -> list[dict[str, float]]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     words = ["train", "--config-dir", str(path.parent), "--config-name", path.stem, "--name", "shrunk"]
     result = subprocess.run(
-        [str(Path(sys.executable).parent / "pods"), *words, "--runs-dir", str(tmp_path), "+cpu=shrink", *overrides],
+        [
+            str(Path(sys.executable).parent / "pods"),
+            *words,
+            "--runs-dir",
+            str(tmp_path),
+            "+cpu=shrink",
+            *overrides,
+        ],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -136,11 +148,13 @@ def run(path: Path, tmp_path: Path, *overrides: str) -> list[dict[str, float]]:
 def test_two_steps_of_verl(path, tmp_path):
     steps = run(path, tmp_path)
     config = OmegaConf.load(tmp_path / "shrunk" / "config.yaml")
-    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    synchronous = config.trainer.v1.trainer_mode == "sync"
+    # An asynchronous step has several updates, and reports the counts of one.
+    mini, n = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n
+    prompts = config.data.train_batch_size if synchronous else mini
     keep = config.algorithm.downsample_kwargs.keep
     with_updates = [step for step in steps if "actor/grad_norm" in step]
     assert len(with_updates) == 2
-    synchronous = config.trainer.v1.trainer_mode == "sync"
     for step in with_updates:
         assert step["downsample/generated"] == prompts * n and step["downsample/kept"] == prompts * keep
         assert math.isfinite(step["actor/grad_norm"]) and math.isfinite(step["actor/pg_loss"])
@@ -148,7 +162,9 @@ def test_two_steps_of_verl(path, tmp_path):
         assert step["training/rollout_probs_diff_max"] < (1e-5 if synchronous else 1e-2)
         assert ("actor/kl_loss" in step) == config.actor_rollout_ref.actor.use_kl_loss
     # Rewards differed, and the update did something with it.
-    assert any(step["downsample/group_variance/kept"] > 0 and step["actor/grad_norm"] > 0 for step in with_updates)
+    assert any(
+        step["downsample/group_variance/kept"] > 0 and step["actor/grad_norm"] > 0 for step in with_updates
+    )
     assert any("val-core" in key for step in steps for key in step)
     assert (tmp_path / "shrunk" / "checkpoints" / "global_step_2" / "actor").is_dir()
 
@@ -165,5 +181,7 @@ def test_lora_reaches_the_rollout(tmp_path):
         "trainer.total_training_steps=4",
         "trainer.test_freq=-1",
     )
-    assert max(step["actor/kl_loss"] for step in steps) > 1e-2  # far from the reference, which has no adapters
+    assert (
+        max(step["actor/kl_loss"] for step in steps) > 1e-2
+    )  # far from the reference, which has no adapters
     assert all(step["training/rollout_probs_diff_max"] < 1e-5 for step in steps)
