@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-pytest.importorskip("transfer_queue")
+tq = pytest.importorskip("transfer_queue")
 
 from pods_plugin.downsampling import DownsampleConfig, DownsampleError
 from pods_plugin.integration.stage import Sessions, downsample, read_metric
@@ -141,3 +141,9 @@ def test_an_empty_response_counts_as_its_reward_zero(queue):
     batch = put_rollouts({"a": [0.25, 1.0, 0.5, 0.75]}, response_lens=(3, 1, 2))
     sessions = Sessions.of(batch)
     assert read_metric(batch, sessions.last_rows, "reward").tolist() == [0.25, 1.0, 0.5, 0.75]
+
+
+def test_a_step_without_any_rollout_says_so():
+    empty = tq.KVBatchMeta(partition_id="train", keys=[], tags=[])
+    with pytest.raises(DownsampleError, match="step 7 has no rollout: all its sessions failed"):
+        downsample(empty, settings(4), global_step=7)
