@@ -1,6 +1,9 @@
-"""verl's MegatronEngine, without Ray: log-probs, three updates, export. `python -m tests.megatron.engine_check FOLDER`
+"""verl's MegatronEngine without Ray: log-probs, updates, export, resume.
 
-FOLDER holds model/ (a Hugging Face model) and one NAME.yaml for each run: a whole config, from shrink.py, whose
+    python -c "from tests.megatron.engine_check import main; main('FOLDER')"
+
+(With -c and not -m, since a process that megatron-core spawns to save a checkpoint runs the main module again.) FOLDER
+holds model/ (a Hugging Face model) and one NAME.yaml for each run: a whole config, from shrink.py, whose
 `actor_rollout_ref` says everything. The runs are made one after the other, each on as many processes as its parallel
 sizes need, forked from this one, so that the imports, most of the time, are paid once. All of them see the same batch.
 Writes FOLDER/results.json: for each run what `Rank.run` reports, of every rank that has outputs.
@@ -10,7 +13,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
@@ -38,7 +40,8 @@ TIMEOUT_S = 120
 Batch = dict[str, Tensor]
 
 
-def main(folder: Path) -> None:
+def main(path: str) -> None:
+    folder = Path(path)
     torch.set_num_threads(1)
     batch = make_batch(folder)
     results = {}
@@ -150,8 +153,9 @@ class Rank:
 
         Returns:
             None on a rank without outputs. Else losses and gradient norms of the steps, log-probs' largest distance to
-            Hugging Face's: at the start, and after the steps to those of the exported weights; and how far the steps
-            moved the log-probs.
+            Hugging Face's: at the start, and after the steps to those of the exported weights; how far the steps moved
+            the log-probs; and how far apart a fourth step ends before and after a return to the checkpoint of the
+            third.
         """
         before = self.log_probs()
         losses, grad_norms = [], []
@@ -161,7 +165,14 @@ class Rank:
             grad_norms.append(grad_norm)
         after = self.log_probs()
         exported = self.export(folder, name)
-        if before is None or after is None:
+        checkpoint = str(folder / f"{name}-checkpoint")
+        self.engine.save_checkpoint(checkpoint, global_step=STEPS)
+        self.train()
+        went_on = self.log_probs()
+        self.engine.load_checkpoint(checkpoint, del_local_after_load=False)
+        self.train()
+        resumed = self.log_probs()
+        if before is None or after is None or went_on is None or resumed is None:
             return None
         real = self.batch["response_mask"].bool()
         start = hugging_face_log_probs(folder / "model", self.batch)
@@ -172,6 +183,7 @@ class Rank:
             "log_prob_diff": (before - start)[real].abs().max().item(),
             "exported_log_prob_diff": (after - end)[real].abs().max().item(),
             "moved": (after - before)[real].abs().max().item(),
+            "resumed_diff": (resumed - went_on)[real].abs().max().item(),
         }
 
     def data(self, *, train: bool) -> Any:
@@ -229,7 +241,3 @@ class Rank:
                 (exported / file).write_bytes((folder / "model" / file).read_bytes())
         dist.barrier()
         return exported
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -17,8 +17,8 @@ def shrink(recipe: Path, folder: Path, *overrides: str, limit: int) -> DictConfi
     """The recipe's config for an engine check, with parallel sizes of at most `limit`.
 
     What is changed, and all that is: the model; the parallel sizes; the tokens of a micro-batch, so that there are
-    several; float32, in which runs can be compared; a learning rate that shows in three steps; mbridge instead of
-    Megatron-Bridge, which imports a GPU's packages.
+    several; float32, in which runs can be compared; a learning rate that shows in three steps; no offloading, which has
+    nowhere to go; mbridge instead of Megatron-Bridge, which imports a GPU's packages.
 
     Args:
         recipe: A file of recipes/megatron.
@@ -36,12 +36,13 @@ def shrink(recipe: Path, folder: Path, *overrides: str, limit: int) -> DictConfi
         megatron.expert_tensor_parallel_size = min(megatron.expert_tensor_parallel_size, limit)
     megatron.dtype = "float32"
     megatron.vanilla_mbridge = True
+    megatron.param_offload = megatron.optimizer_offload = False
     actor.ppo_mini_batch_size = ROWS
     tokens = 2 * (PROMPT + RESPONSE)
     actor.ppo_max_token_len_per_gpu = rollout.log_prob_max_token_len_per_gpu = tokens
     if not actor.use_dynamic_bsz:
         actor.ppo_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu = 2
-    actor.optim.lr = 1e-3
+    actor.optim.lr = 1e-4
     actor.optim.lr_warmup_steps = 0
     actor.optim.total_training_steps = 100
     OmegaConf.resolve(config)

@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # For each patch of patches.py what it is there for, as it stands in the source.
 PATCHED = {
-    "no_compilation": ("megatron.core.jit", "jit_fuser = torch.compile"),
     "random_state_of_the_cpu": ("megatron.core.tensor_parallel.random", "torch.cuda.random.get_rng_state("),
     "stand_in_layers": (
         "megatron.core.models.gpt.gpt_layer_specs",

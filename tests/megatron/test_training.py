@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +30,7 @@ SMALL = [
     "~actor_rollout_ref.actor.optim.min_lr_ratio",
     # as in the engine check
     "actor_rollout_ref.actor.megatron.dtype=float32",
+    "actor_rollout_ref.ref.megatron.dtype=float32",
     "actor_rollout_ref.actor.megatron.vanilla_mbridge=True",
     # small
     f"data.train_batch_size={PROMPTS}",
@@ -95,25 +95,21 @@ def test_tensor_parallel_with_reference_saved_and_resumed(tmp_path):
     )
     first = steps_of(run)
     assert list(first) == [1, 2, 3]
-    for step, metrics in first.items():
+    for metrics in first.values():
         assert_sound(metrics)
         assert "timing_s/ref" in metrics
-        # the policy is the reference until the first update, and no longer
-        assert (
-            metrics["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
-            if step == 1
-            else metrics["actor/kl_loss"] > 1e-5
-        )
+    # the policy is the reference until the first update, and no longer
+    assert first[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
+    assert first[2]["actor/kl_loss"] > 1e-4 and first[3]["actor/kl_loss"] > 1e-4
 
     # Resumed, it goes on behind its checkpoint, with the same n and m, and with the weights of the checkpoint: the
-    # policy is as far from the reference as before.
+    # policy is not the reference.
     pods_train(tmp_path, "--resume", "run", "trainer.total_training_steps=5")
-    assert re.search(r"global_step_3\b", (run / "train.log").read_text())
     resumed = steps_of(run)
     assert list(resumed) == [4, 5]
     for metrics in resumed.values():
         assert_sound(metrics)
-        assert metrics["actor/kl_loss"] > 1e-5
+        assert metrics["actor/kl_loss"] > 1e-4
 
 
 def test_pipeline_parallel(tmp_path):

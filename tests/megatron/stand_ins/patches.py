@@ -13,7 +13,6 @@ import wrapt
 def install() -> None:
     """Install all patches in this process, now or when their module is imported."""
     hooks: dict[str, Callable[[ModuleType], None]] = {
-        "megatron.core.jit": no_compilation,
         "megatron.core.tensor_parallel.random": random_state_of_the_cpu,
         "megatron.core.models.gpt.gpt_layer_specs": stand_in_layers,
         "megatron.core.transformer.moe.moe_utils": experts_without_transformer_engine,
@@ -22,11 +21,6 @@ def install() -> None:
     }
     for name, hook in hooks.items():
         wrapt.register_post_import_hook(hook, name)
-
-
-def no_compilation(module: ModuleType) -> None:
-    """Each fused operation would start torch.compile: seconds each, and a C++ compiler."""
-    module.__dict__["disable_jit_fuser"]()
 
 
 def random_state_of_the_cpu(module: ModuleType) -> None:
@@ -72,15 +66,17 @@ def experts_without_transformer_engine(module: ModuleType) -> None:
 
 
 def resume_with_torch_adamw(module: ModuleType) -> None:
-    """The optimizer's state is asked for before its first step, to know what a checkpoint must hold.
+    """Checkpoints with torch's AdamW, the only one here; Apex and TransformerEngine bring optimizers of their own.
 
-    The optimizers of Apex and TransformerEngine have one by then; torch's AdamW, the only one here, has none.
-    Nor may its fp32 weights, views of the parameters here, be written to while autograd watches.
+    1. Its state is asked for before its first step, to know what a checkpoint must hold: it has none yet.
+    2. Its fp32 weights are views of the parameters here, and must not be written to while autograd watches.
+    3. Its steps, by which it corrects its moments, are not restored, and one tensor is the step of all parameters,
+       which is then counted up once for each of them.
     """
     import torch
 
     optimizer = module.__dict__["DistributedOptimizer"]
-    state_dict = optimizer.state_dict
+    state_dict, load_state_dict = optimizer.state_dict, optimizer.load_state_dict
 
     @functools.wraps(state_dict)
     def with_state(self: Any) -> Any:
@@ -93,8 +89,15 @@ def resume_with_torch_adamw(module: ModuleType) -> None:
                     state["exp_avg_sq"] = torch.zeros_like(parameter.data)
         return state_dict(self)
 
-    optimizer.state_dict = with_state
-    optimizer.load_state_dict = torch.no_grad()(optimizer.load_state_dict)
+    @functools.wraps(load_state_dict)
+    def with_own_steps(self: Any, loaded: Any) -> None:
+        steps = [group["step"] for group in loaded["optimizer"]["param_groups"]]
+        with torch.no_grad():
+            load_state_dict(self, loaded)
+        for state in self.optimizer.state.values():
+            state["step"] = torch.tensor(float(steps[0]))
+
+    optimizer.state_dict, optimizer.load_state_dict = with_state, with_own_steps
 
 
 def allow_fp32(module: ModuleType) -> None:
