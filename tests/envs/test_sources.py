@@ -2,13 +2,15 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import pytest
-from pods_envs import Problem, load_problems
+from pods_envs import Problem, answer_env, load_problems
 from pods_envs.gsm8k import GSM8KEnv
 from pods_envs.math import MATHEnv
 
@@ -106,3 +108,26 @@ def test_import_is_light():
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_many_environments_of_a_process_read_their_problems_once(tmp_path, monkeypatch):
+    reads = []
+    load = answer_env.load_problems
+    monkeypatch.setattr(
+        answer_env, "load_problems", lambda *args, **kw: reads.append(args) or load(*args, **kw)
+    )
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n")
+
+    def problems(_: int = 0):
+        return gymnasium.make("pods/GSM8K-v0", source=str(path)).unwrapped.problems
+
+    with ThreadPoolExecutor(16) as pool:
+        assert len({id(each) for each in pool.map(problems, range(64))}) == 1
+    assert len(reads) == 1
+    path.write_text(json.dumps({"question": "1+2?", "answer": "#### 3"}) + "\n")
+    os.utime(path, (1, 1))
+    assert problems()[0].answer == "3"  # a changed file is read again
+    assert gymnasium.make("pods/Arithmetic-v0").unwrapped.problems is (
+        gymnasium.make("pods/Arithmetic-v0").unwrapped.problems
+    )

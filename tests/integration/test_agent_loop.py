@@ -200,6 +200,21 @@ def test_all_attempts_wrong(tokenizer):
     assert output.extra_fields["reward_extra_info"]["num_turns"] == 2
 
 
+@pytest.mark.parametrize("env_id", ["pods/GSM8K-v0", "pods/MATH-v0"])
+def test_a_second_attempt_at_a_word_problem(tokenizer, env_id):
+    import gymnasium
+
+    kwargs = {"source": "procedural", "size": 20, "max_turns": 3, "feedback": "No, {turns_left} left."}
+    env = gymnasium.make(env_id, split="test", **kwargs).unwrapped
+    right = env.reference_response(env.problems[5])
+    engine = Engine(tokenizer, "I give up.", right)
+    (output,) = run(engine, row(env_id, 5, "test", **kwargs), prompt=512, response=256)
+    assert tokenizer.decode(output.response_ids) == f"I give up.<|im_end|>\nNo, 2 left.{right}<|im_end|>"
+    assert output.reward_score == 1.0
+    extra = output.extra_fields["reward_extra_info"]
+    assert (extra["num_turns"], extra["acc"], extra["format_ok"]) == (2, 1.0, 1.0)
+
+
 def test_rewards_of_the_turns_are_summed_and_the_row_says_where_the_episode_starts(tokenizer):
     engine = Engine(tokenizer, "a", "b", "c")
     (output,) = run(engine, row(turns=3, rewards=[0.25, -0.5, 2.0]), response=32)
