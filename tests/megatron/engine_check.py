@@ -35,7 +35,7 @@ from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_pad
 from tests.megatron.shrink import PROMPT, RESPONSE, ROWS, ranks
 
 STEPS = 3
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 Batch = dict[str, Tensor]
 
@@ -48,7 +48,12 @@ def main(path: str) -> None:
     for file in sorted(folder.glob("*.yaml")):
         config = OmegaConf.load(file)
         assert isinstance(config, DictConfig)
-        results[file.stem] = fork(folder, file.stem, config, batch)
+        fork(folder, file.stem, config, batch, resume=False)
+        fork(folder, file.stem, config, batch, resume=True)
+        results[file.stem] = [
+            json.loads(part.read_text()) | json.loads(part.with_suffix(".resumed.json").read_text())
+            for part in sorted(folder.glob(f"{file.stem}-rank?.json"))
+        ]
     (folder / "results.json").write_text(json.dumps(results, indent=1))
 
 
@@ -83,12 +88,12 @@ def hugging_face_log_probs(folder: Path, batch: Batch) -> Tensor:
     return logits.log_softmax(-1).gather(-1, batch["input_ids"][:, PROMPT:, None]).squeeze(-1)
 
 
-def fork(folder: Path, name: str, config: DictConfig, batch: Batch) -> list[dict[str, Any]]:
-    """One run: its ranks as processes; ends them all when one fails."""
+def fork(folder: Path, name: str, config: DictConfig, batch: Batch, *, resume: bool) -> None:
+    """One run, or what follows on its checkpoint: its ranks as processes; ends them all when one fails."""
     context = multiprocessing.get_context("fork")
     processes = []
     for rank in range(ranks(config)):
-        process = context.Process(target=run_rank, args=(folder, name, config, batch, rank))
+        process = context.Process(target=run_rank, args=(folder, name, config, batch, rank, resume))
         process.start()
         processes.append(process)
     left = list(processes)
@@ -102,17 +107,18 @@ def fork(folder: Path, name: str, config: DictConfig, batch: Batch) -> list[dict
                 raise SystemExit(
                     f"{name}: rank {processes.index(process)} ended with code {process.exitcode}"
                 )
-    return [json.loads(file.read_text()) for file in sorted(folder.glob(f"{name}-rank*.json"))]
 
 
-def run_rank(folder: Path, name: str, config: DictConfig, batch: Batch, rank: int) -> None:
-    store = dist.FileStore(str(folder / f"{name}-store"), ranks(config))
+def run_rank(folder: Path, name: str, config: DictConfig, batch: Batch, rank: int, resume: bool) -> None:
+    store = dist.FileStore(str(folder / f"{name}-store-{resume}"), ranks(config))
     dist.init_process_group(
         "cpu:gloo", store=store, rank=rank, world_size=ranks(config), timeout=timedelta(seconds=TIMEOUT_S)
     )
-    report = Rank(config, batch).run(folder, name)
+    files = folder / f"{name}-rank{rank}"
+    process = Rank(config, batch)
+    report = process.resume(folder, name, files) if resume else process.run(folder, name, files)
     if report is not None:
-        (folder / f"{name}-rank{rank}.json").write_text(json.dumps(report))
+        files.with_suffix(".resumed.json" if resume else ".json").write_text(json.dumps(report))
     dist.destroy_process_group()
 
 
@@ -148,14 +154,13 @@ class Rank:
         part, parts = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
         self.batch = {key: value.chunk(parts)[part].contiguous() for key, value in batch.items()}
 
-    def run(self, folder: Path, name: str) -> dict[str, Any] | None:
-        """The whole check.
+    def run(self, folder: Path, name: str, files: Path) -> dict[str, Any] | None:
+        """The check, but for resume. A fourth step, after the checkpoint, ends in log-probs kept in `files`.pt.
 
         Returns:
             None on a rank without outputs. Else losses and gradient norms of the steps, log-probs' largest distance to
-            Hugging Face's: at the start, and after the steps to those of the exported weights; how far the steps moved
-            the log-probs; and how far apart a fourth step ends before and after a return to the checkpoint of the
-            third.
+            Hugging Face's: at the start, and after the steps to those of the exported weights; and how far the steps
+            moved the log-probs.
         """
         before = self.log_probs()
         losses, grad_norms = [], []
@@ -165,14 +170,10 @@ class Rank:
             grad_norms.append(grad_norm)
         after = self.log_probs()
         exported = self.export(folder, name)
-        checkpoint = str(folder / f"{name}-checkpoint")
-        self.engine.save_checkpoint(checkpoint, global_step=STEPS)
+        self.engine.save_checkpoint(str(folder / f"{name}-checkpoint"), global_step=STEPS)
         self.train()
-        went_on = self.log_probs()
-        self.engine.load_checkpoint(checkpoint, del_local_after_load=False)
-        self.train()
-        resumed = self.log_probs()
-        if before is None or after is None or went_on is None or resumed is None:
+        torch.save(self.log_probs(), files.with_suffix(".pt"))
+        if before is None or after is None:
             return None
         real = self.batch["response_mask"].bool()
         start = hugging_face_log_probs(folder / "model", self.batch)
@@ -183,8 +184,14 @@ class Rank:
             "log_prob_diff": (before - start)[real].abs().max().item(),
             "exported_log_prob_diff": (after - end)[real].abs().max().item(),
             "moved": (after - before)[real].abs().max().item(),
-            "resumed_diff": (resumed - went_on)[real].abs().max().item(),
         }
+
+    def resume(self, folder: Path, name: str, files: Path) -> dict[str, Any] | None:
+        """In new processes: how far from the run's fourth step one ends that starts at its checkpoint."""
+        self.engine.load_checkpoint(str(folder / f"{name}-checkpoint"), del_local_after_load=False)
+        self.train()
+        resumed, went_on = self.log_probs(), torch.load(files.with_suffix(".pt"))
+        return None if resumed is None else {"resumed_diff": (resumed - went_on).abs().max().item()}
 
     def data(self, *, train: bool) -> Any:
         """The rows as verl's trainer hands them to its workers."""

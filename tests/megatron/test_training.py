@@ -102,14 +102,14 @@ def test_tensor_parallel_with_reference_saved_and_resumed(tmp_path):
     assert first[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
     assert first[2]["actor/kl_loss"] > 1e-4 and first[3]["actor/kl_loss"] > 1e-4
 
-    # Resumed, it goes on behind its checkpoint, with the same n and m, and with the weights of the checkpoint: the
-    # policy is not the reference.
+    # Resumed, it goes on behind its checkpoint, with the same n and m. The policy is not the reference, so its weights
+    # are those of the checkpoint (that they and the optimizer's state are so to the bit is for the engine check).
     pods_train(tmp_path, "--resume", "run", "trainer.total_training_steps=5")
     resumed = steps_of(run)
     assert list(resumed) == [4, 5]
     for metrics in resumed.values():
         assert_sound(metrics)
-        assert metrics["actor/kl_loss"] > 1e-4
+        assert metrics["actor/kl_loss"] > 1e-6
 
 
 def test_pipeline_parallel(tmp_path):

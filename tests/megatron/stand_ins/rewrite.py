@@ -35,6 +35,7 @@ REWRITES = {
     "megatron.core.dist_checkpointing.strategies.state_dict_saver": 2,
     "megatron.core.distributed.param_and_grad_buffer": 5,
     "megatron.core.models.common.embeddings.rotary_pos_embedding": 3,
+    "megatron.core.models.common.language_module.language_module": 1,
     "megatron.core.optimizer.clip_grads": 6,
     "megatron.core.optimizer.distrib_optimizer": 11,
     "megatron.core.optimizer.optimizer": 13,
