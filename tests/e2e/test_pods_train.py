@@ -205,7 +205,7 @@ def test_names_and_folders(tmp_path):
 def test_dry_run_lets_verl_check_and_leaves_nothing(tmp_path):
     code, output = finish(start(tmp_path, *ARITHMETIC, "--dry-run"), timeout=300)
     assert code == 0, output
-    assert "16 prompts x 32 rollouts" in output and "nothing was started" in output
+    assert "32 prompts x 16 rollouts" in output and "nothing was started" in output
     assert list(tmp_path.iterdir()) == []
     wrong = ["--dry-run", "actor_rollout_ref.actor.ppo_mini_batch_size=64"]
     code, output = finish(start(tmp_path, *ARITHMETIC, *wrong), timeout=300)
