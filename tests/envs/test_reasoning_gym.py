@@ -111,7 +111,7 @@ def test_a_scorer_that_evaluates_the_answer_cannot_harm_us():
     for code, methods in (
         ("[9**9**9**9]", {"timeout"}),
         ("[[0] * 10**10]", {"memory", "unparsable", "exact"}),  # some scorers catch a MemoryError
-        ("__import__('os')._exit(0)", {"error"}),
+        ("__import__('os')._exit(0)", {"error", "timeout"}),  # timeout: no worker was up in time
     ):
         verdict = env.verify(f"<answer>{code}</answer>", problem)
         assert verdict.method in methods and verdict.reward == 0, (code, verdict)

@@ -129,8 +129,8 @@ def test_calibrating_a_run_folder_uses_its_own_config_and_model(tmp_path: Path) 
         [
             "run_dir=/gone",
             "run_name=arithmetic",
-            "algorithm.downsample_kwargs.keep=4",
-            "actor_rollout_ref.rollout.n=16",
+            "algorithm.downsample_kwargs.keep=2",
+            "actor_rollout_ref.rollout.n=8",
         ],
     )
     OmegaConf.save(config, tmp_path / "config.yaml")
@@ -152,8 +152,8 @@ def test_calibrating_a_run_folder_uses_its_own_config_and_model(tmp_path: Path) 
         report = plan_json("cpu/arithmetic", "--calibrate", str(given))
         assert report["calibration"]["steps"] == 22
         assert (report["n"], report["m"], report["gpu"], report["memory_gib"]["limit"]) == (
-            32,
-            8,
+            16,
+            4,
             "cpu",
             None,
         )
