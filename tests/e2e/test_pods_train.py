@@ -212,7 +212,7 @@ def test_dry_run_lets_verl_check_and_leaves_nothing(tmp_path):
     wrong = ["--dry-run", "actor_rollout_ref.actor.ppo_mini_batch_size=64"]
     code, output = finish(start(tmp_path, *ARITHMETIC, *wrong), timeout=300)
     assert code == 2
-    assert "train_batch_size (32) must be >= actor.ppo_mini_batch_size (64)" in output.splitlines()[-1]
+    assert "ppo_mini_batch_size=64 is more than data.train_batch_size=32" in output.splitlines()[-1]
 
 
 def test_a_cluster_without_the_plugin_is_told(tmp_path):
