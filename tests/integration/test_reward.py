@@ -140,7 +140,7 @@ def test_in_a_ray_actor(ray_cluster):
         ("tests.envs.checked_envs:checked/info-v0", " red ", "red", {"info": json.dumps({"number": 1})}),
         ("tests.envs.checked_envs:checked/Good-v0", "blue", "red"),
     ]
-    results = ray.get([worker.score.remote(*request) for request in requests], timeout=120)
+    results = ray.get([worker.score.remote(*request) for request in requests], timeout=300)
     assert [result["acc"] for result in results] == [1.0, 0.0, 1.0, 1.0, 0.0]
     ray.kill(worker)
 
