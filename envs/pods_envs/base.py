@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import multiprocessing
@@ -57,7 +56,7 @@ class Verdict:
             credit; the environment makes `(1 - format_weight) * reward + format_weight * format_ok` of it.
         correct: Whether the answer equals the reference.
         extracted: The answer found in the response; None if there is none.
-        method: How it was decided: `exact`, `symbolic`, `no_answer`, `unparsable`, `timeout`, `memory`, ...
+        method: How it was decided: `exact`, `numeric`, `symbolic`, `no_answer`, `unparsable`, `timeout`, `memory`, ...
             (docs/verification.md lists them all).
         seconds: Wall-clock time of the decision. Not part of equality: two verdicts that say the same are
             equal.
@@ -247,6 +246,8 @@ class ReasoningEnv(gymnasium.Env[str, str]):
 
     async def verify_async(self, response: str, problem: Problem) -> Verdict:
         """`verify` for an event loop; here in a thread."""
+        import asyncio  # a fifth of the time that importing this package takes
+
         return await asyncio.to_thread(self.verify, response, problem)
 
     def verify_many(self, responses: Sequence[str], problems: Sequence[Problem]) -> list[Verdict]:

@@ -93,17 +93,9 @@ def test_a_file_for_each_split(tmp_path):
         assert [problem.question for problem in env.problems] == [split]
 
 
-def test_import_takes_less_than_three_tenths_of_a_second():
-    """Of processor time, so that a busy machine does not count; the best of three, since files may be cold."""
-    script = "import time; t = time.process_time(); import pods_envs; print(time.process_time() - t)"
-    environment = {"PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", script]
-    runs = [subprocess.run(command, capture_output=True, text=True, env=environment) for _ in range(3)]
-    assert min(float(run.stdout) for run in runs) < 0.3
-
-
 def test_import_is_light():
-    heavy = "torch verl sympy math_verify datasets pyarrow ray transformers"
+    """How long it takes is in benchmarks/verification.py; most of it is gymnasium."""
+    heavy = "torch verl sympy math_verify datasets pyarrow ray transformers asyncio multiprocessing.pool"
     script = f"import pods_envs, sys; print([name for name in {heavy.split()} if name in sys.modules])"
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)

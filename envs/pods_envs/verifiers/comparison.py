@@ -50,8 +50,12 @@ def equal(gold: str, response: str, symbolic: Symbolic = undecided) -> bool:
     if _nesting(response) > MAX_NESTING:
         raise UnparsableError("nested too deep")
     gold_value = _rational(gold)
-    if gold_value is not None and has_words(response) and _only_number(response) == gold_value:
-        return True
+    if gold_value is not None:
+        response_value = _rational(response)
+        if response_value is not None and (gold_value == response_value or "," not in gold + response):
+            return gold_value == response_value
+        if has_words(response) and _only_number(response) == gold_value:
+            return True
     if _equal_nodes(_parse(gold), _parse(response), symbolic):
         return True
     if not _THOUSANDS_COMMA.search(gold + " " + response):
@@ -94,13 +98,13 @@ _FUNCTION = re.compile(rf"(?:{_NAME.pattern}|f\^\{{-1\}})\([^()]*\)")
 _STRUCTURE_NAME = re.compile(
     rf"{_NAME.pattern}|\([A-Za-z](?:,[A-Za-z])+\)|\\(?:vec|overrightarrow|text)\{{\w+\}}"
 )
-_SETS = re.compile(r"\\(?:setminus|cap|mathbb|cup|le|ge)(?![a-zA-Z])|[<>|]")
+_SETS = re.compile(r"\\(?:setminus|cap|mathbb|cup|le|ge|neq|in|notin|emptyset)(?![a-zA-Z])|[<>|]")
 _LESS = r"<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])"
 
 
 def _key(text: str) -> str:
     """Texts with the same key are written the same."""
-    return re.sub(r"(?<!\d) | (?!\d)", "", text)
+    return re.sub(r"(?<!\d) | (?!\d)", "", text) if " " in text else text
 
 
 def _parse(text: str, depth: int = 0) -> _Node:
@@ -221,7 +225,8 @@ def _equal_nodes(gold: _Node, response: _Node, symbolic: Symbolic) -> bool:
         return _match(gold.items, response.items, symbolic)
     if "set" in kinds and "atom" in kinds and len(gold.items + response.items) == 1:
         return _equal_nodes((*gold.items, gold)[0], (*response.items, response)[0], symbolic)
-    if "atom" in kinds and "list" not in kinds and _SETS.search(gold.text + response.text):
+    atom = gold.text if gold.kind == "atom" else response.text
+    if "atom" in kinds and "list" not in kinds and _SETS.search(atom):
         return _ask(symbolic, "general", gold.text, response.text)
     return False
 
@@ -504,6 +509,9 @@ def _ask(symbolic: Symbolic, kind: str, gold: str, response: str) -> bool:
 
 
 def _nesting(text: str) -> int:
+    """How deep brackets are nested; 0 if there are too few to go beyond MAX_NESTING."""
+    if text.count("(") + text.count("[") + text.count("{") <= MAX_NESTING:
+        return 0
     depth = deepest = 0
     for character in text:
         if character in "([{":

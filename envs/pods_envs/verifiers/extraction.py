@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from typing import NamedTuple
 
-from pods_envs.verifiers.latex import closing_braces
+from pods_envs.verifiers.latex import closing_brace, closing_braces
 
-FORMATS = ("auto", "boxed", "hash", "xml")
+FORMATS = {
+    "auto": ("boxed", "hash", "xml"),
+    "boxed": ("boxed",),
+    "hash": ("hash",),
+    "xml": ("xml",),
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Extraction:
+class Extraction(NamedTuple):
     """An answer and where it stood.
 
     Attributes:
@@ -27,8 +31,7 @@ class Extraction:
     format_ok: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """The last answer of one kind, text[start:end], and its content `answer`; None if it is not finished."""
 
     start: int
@@ -55,7 +58,7 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
     """
     if answer_format not in FORMATS:
         raise ValueError(f"answer_format={answer_format!r} is not one of {', '.join(FORMATS)}")
-    names = ("boxed", "hash", "xml") if answer_format == "auto" else (answer_format,)
+    names = FORMATS[answer_format]
     reasoning, visible = _split_reasoning(response)
     if visible is None:
         return _last_words(reasoning, names)
@@ -76,6 +79,8 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
 
 def _split_reasoning(response: str) -> tuple[str, str | None]:
     """(reasoning, what follows it); the latter None if the reasoning never ends or nothing follows."""
+    if "think>" not in response:
+        return "", response
     end = len(response)
     while response.endswith("</think>", 0, end) or response[end - 1 : end].isspace():
         end -= 1 if response[end - 1].isspace() else len("</think>")
@@ -99,17 +104,19 @@ def _last_words(reasoning: str, names: tuple[str, ...]) -> Extraction:
 
 
 def _last_place(text: str, names: tuple[str, ...]) -> tuple[str, _Place | None]:
-    finders = {"boxed": last_box, "hash": _last_hash, "xml": _last_tag}
-    places = [(name, place) for name in names if (place := finders[name](text)) is not None]
-    return max(places, key=lambda item: item[1].end, default=("", None))
+    found, last = "", None
+    for name in names:
+        mark, find = _FINDERS[name]
+        if mark in text and (place := find(text)) and (last is None or place.end > last.end):
+            found, last = name, place
+    return found, last
 
 
 def _innermost(found: str, answer: str | None) -> str | None:
     """The answer within an answer: `<answer>...</answer>` may hold a box, a `####`, or lines of working."""
     if answer is None:
         return None
-    box = last_box(answer)
-    if box is not None:
+    if box := last_box(answer):
         return box.answer or None
     if found == "xml":
         if "####" in answer:
@@ -127,21 +134,24 @@ def last_box(text: str) -> _Place | None:
     r"""The last `\boxed{...}`, `\fbox{...}` or `\boxed 42`. Of boxes within a box only the braces stay."""
     if "box" not in text:
         return None
-    ends: dict[int, int] | None = None
+    braces: dict[int, int] | None = None
     last: _Place | None = None
     for box in _BOX.finditer(text):
         if last is not None and box.start() < last.end:
             continue
-        if text[box.end() : box.end() + 1] == "{":
-            ends = closing_braces(text) if ends is None else ends
-            closed = ends.get(box.end())
+        start, end = box.span()
+        if text.startswith("{", end):
+            closed = closing_brace(text, end) if braces is None else braces.get(end)
             if closed is None:
-                last = _Place(box.start(), box.end(), None)
-            else:
-                last = _Place(box.start(), closed + 1, _BOX.sub("", text[box.end() + 1 : closed]).strip())
+                last = _Place(start, end, None)
+                braces = closing_braces(text) if braces is None else braces  # a thousand may be open
+                continue
+            answer = text[end + 1 : closed]
+            answer = _BOX.sub("", answer) if "box" in answer else answer
+            last = _Place(start, closed + 1, answer.strip())
         else:
-            bare = _BARE.match(text, box.end())
-            last = _Place(box.start(), bare.end() if bare else box.end(), bare.group() if bare else "")
+            bare = _BARE.match(text, end)
+            last = _Place(start, bare.end() if bare else end, bare.group() if bare else "")
     return last
 
 
@@ -181,6 +191,9 @@ def _last_tag(text: str) -> _Place | None:
     if end is None:
         return _Place(start.start(), start.end(), None)
     return _Place(start.start(), end.end(), text[start.end() : end.start()])
+
+
+_FINDERS = {"boxed": ("box", last_box), "hash": ("####", _last_hash), "xml": ("<", _last_tag)}
 
 
 _PHRASE = re.compile(r"(?i)\banswer\b[\s*_]{0,20}(?:(?:is|was|are|=|:)[\s*_:]{0,20})+")

@@ -7,6 +7,7 @@ text command, ASCII digits and operators, and no white space except between two 
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 
@@ -55,70 +56,95 @@ _TEXT_COMMANDS = "text|mbox|hbox|textbf|textit|textrm|texttt|textsf|mathrm|mathb
 _NEWLINE = "\x1e"  # stands for `\\`, so that no rule takes its second half for the start of a command
 _SPACED_NUMBER = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _END = r"(?![a-zA-Z])"  # of a command
+# (what a text must hold for the pattern to match, pattern, replacement): most texts hold few of the first, and a
+# look for a fixed string costs next to nothing.
 _RULES = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\\\(?:\[[\w. ]*\])?", _NEWLINE),
-        (r"\*\*|`", ""),
-        (r"\\(?:left|right)\s*\.", ""),
+    (needle, re.compile(pattern), replacement)
+    for needle, pattern, replacement in (
+        ("\\\\", r"\\\\(?:\[[\w. ]*\])?", _NEWLINE),
+        ("**", r"\*\*", ""),
+        ("`", r"`", ""),
+        ("\\", r"\\(?:left|right)\s*\.", ""),
         (
+            "\\",
             rf"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits|boldsymbol|ensuremath){_END}",
             "",
         ),
-        (r"\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}", ""),
+        ("\\", r"\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}", ""),
         # thousands written in TeX: 10,\!000  10{,}000  10\,000
-        (r"(?<=\d)(?:, ?\\! ?|\{,\}|\\[,;:] ?)(?=\d{3}(?!\d))", ""),
-        (r"(?<=\d), ?(?:(?<= )|\\[,;:] ?)(?=-?\d)", ";"),  # 11, 050 is a list; 11,050 is a number
-        (r"\\!", ""),
-        (rf"\\[,;: ]|\\(?:q?quad|enspace|thinspace){_END}|~|\\[()\[\]]|(?<!\\)\$", " "),
-        (rf"\\textdollar{_END}|\\\$|[€£¥¢]", ""),
-        (rf"\\[dtc]frac{_END}", r"\\frac"),
-        (rf"\\[dt]binom{_END}", r"\\binom"),
-        (rf"\\(?:leqslant|leqq|leq){_END}|<=", r"\\le "),
-        (rf"\\(?:geqslant|geqq|geq){_END}|>=", r"\\ge "),
-        (rf"\\lt{_END}|&lt;", "<"),
-        (rf"\\gt{_END}|&gt;", ">"),
-        (rf"\\ne{_END}|!=", r"\\neq "),
-        (rf"\\(?:cdots|dots[cbmio]?){_END}|\.\.\.+", r"\\ldots "),
-        (rf"\\varnothing{_END}", r"\\emptyset "),
-        (rf"\\lbrace{_END}", r"\\{"),
-        (rf"\\rbrace{_END}", r"\\}"),
-        (rf"\\langle{_END}", "("),
-        (rf"\\rangle{_END}", ")"),
-        (rf"\\[lr]?vert{_END}", "|"),
-        (rf"\\(?:mathbb|Bbb|mathbf) ?\{{?R\}}?{_END}", r"\\mathbb{R}"),
-        (r"\^ ?\{? ?\\(?:circ|degree) ?\}?|\\degree(?![a-zA-Z])", ""),
-        (r"\\(?:mathrm|rm|text) ?\{ ?([eid]) ?\}|\\mathbf ?\{ ?([a-z]) ?\}", r" \1\2 "),
-        (r"\\operatorname\*? ?\{ ?([a-zA-Z]+) ?\}", r"\\\1 "),
-        (rf"\\(?:{_TEXT_COMMANDS}){_END}", r"\\text"),
-        (r"\^ ?\{ ?\\prime ?\}", "'"),
-        (r"\\%|(?i:\bper ?cent\b)|\\text ?\{ ?per ?cent ?\}", "%"),
-        (rf"\+ ?\\infty{_END}", r"\\infty"),
-        (r"\\text ?\{ ?([^{}]*?) ?\}", r"\\text{\1}"),
-        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        ("\\", r"(?<=\d)(?:, ?\\! ?|\\[,;:] ?)(?=\d{3}(?!\d))", ""),
+        ("{,}", r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ""),
+        (",", r"(?<=\d), ?(?:(?<= )|\\[,;:] ?)(?=-?\d)", ";"),  # 11, 050 is a list; 11,050 is a number
+        ("\\!", r"\\!", ""),
+        ("\\", rf"\\[,;: ]|\\(?:q?quad|enspace|thinspace){_END}|\\[()\[\]]", " "),
+        ("~", "~", " "),
+        ("$", r"(?<!\\)\$", " "),
+        ("\\", rf"\\textdollar{_END}|\\\$", ""),
+        ("", r"[€£¥¢]", ""),
+        ("frac", rf"\\[dtc]frac{_END}", r"\\frac"),
+        ("binom", rf"\\[dt]binom{_END}", r"\\binom"),
+        ("\\le", rf"\\(?:leqslant|leqq|leq){_END}", r"\\le "),
+        ("<=", "<=", r"\\le "),
+        ("\\ge", rf"\\(?:geqslant|geqq|geq){_END}", r"\\ge "),
+        (">=", ">=", r"\\ge "),
+        ("\\lt", rf"\\lt{_END}", "<"),
+        ("&lt;", "&lt;", "<"),
+        ("\\gt", rf"\\gt{_END}", ">"),
+        ("&gt;", "&gt;", ">"),
+        ("\\ne", rf"\\ne{_END}", r"\\neq "),
+        ("!=", "!=", r"\\neq "),
+        ("dots", rf"\\(?:cdots|dots[cbmio]?){_END}", r"\\ldots "),
+        ("...", r"\.\.\.+", r"\\ldots "),
+        ("\\varnothing", rf"\\varnothing{_END}", r"\\emptyset "),
+        ("\\lbrace", rf"\\lbrace{_END}", r"\\{"),
+        ("\\rbrace", rf"\\rbrace{_END}", r"\\}"),
+        ("\\langle", rf"\\langle{_END}", "("),
+        ("\\rangle", rf"\\rangle{_END}", ")"),
+        ("vert", rf"\\[lr]?vert{_END}", "|"),
+        ("R", rf"\\(?:mathbb|Bbb|mathbf) ?\{{?R\}}?{_END}", r"\\mathbb{R}"),
+        ("\\circ", r"\^ ?\{? ?\\circ ?\}?", ""),
+        ("\\degree", r"\^ ?\{? ?\\degree ?\}?|\\degree(?![a-zA-Z])", ""),
+        ("\\", r"\\(?:mathrm|rm|text) ?\{ ?([eid]) ?\}|\\mathbf ?\{ ?([a-z]) ?\}", r" \1\2 "),
+        ("\\operatorname", r"\\operatorname\*? ?\{ ?([a-zA-Z]+) ?\}", r"\\\1 "),
+        ("\\", rf"\\(?:{_TEXT_COMMANDS}){_END}", r"\\text"),
+        ("\\prime", r"\^ ?\{ ?\\prime ?\}", "'"),
+        ("\\%", r"\\%", "%"),
+        ("", r"(?i:\bper ?cent\b)|\\text ?\{ ?per ?cent ?\}", "%"),
+        ("\\infty", rf"\+ ?\\infty{_END}", r"\\infty"),
+        ("\\text", r"\\text ?\{ ?([^{}]*?) ?\}", r"\\text{\1}"),
+        ("\\over", r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
         # every argument gets its braces: \frac12  \frac1{2}  \sqrt2  \sqrt[3]2
-        (r"\\frac ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac{\1}"),
-        (r"\\frac ?(\{[^{}]*\}) ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac\1{\2}"),
-        (r"\\sqrt ?(\[[^\[\]]*\])? ?(?:\(?(\d+)\)?|([A-Za-z])|(\\[A-Za-z]+))", r"\\sqrt\1{\2\3\4}"),
-        (r"(?<![A-Za-z\\])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"([_^])(\w) (?=\w)", r"\1{\2}"),
-        (r"(\\[A-Za-z]+) +(?=\d)", r"\1"),
+        ("\\frac", r"\\frac ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac{\1}"),
+        ("\\frac", r"\\frac ?(\{[^{}]*\}) ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac\1{\2}"),
+        (
+            "\\sqrt",
+            r"\\sqrt ?(\[[^\[\]]*\])? ?(?:\(?(\d+)\)?|([A-Za-z])|(\\[A-Za-z]+))",
+            r"\\sqrt\1{\2\3\4}",
+        ),
+        ("sqrt", r"(?<![A-Za-z\\])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        ("\\sqrt", r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        (" ", r"([_^])(\w) (?=\w)", r"\1{\2}"),
+        ("\\", r"(\\[A-Za-z]+) +(?=\d)", r"\1"),
     )
 )
 
 
 def clean(text: str) -> str:
     """The plain form of an answer (see the module docstring)."""
+    if text.isdecimal() and text.isascii():
+        return text
     text = plain_characters(text)
-    text = re.sub("[²³¹⁰⁴-⁹⁺⁻ⁿ]+", lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
-    text = re.sub("[₀-₉]+", lambda match: "_{" + match.group().translate(_SUBSCRIPTS) + "}", text)
-    text = re.sub(r"(?<=\d)(?=[½⅓⅔¼¾⅕⅛⅜⅝⅞])", " ", text)
     if not text.isascii():
+        text = re.sub(
+            "[²³¹⁰⁴-⁹⁺⁻ⁿ]+", lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text
+        )
+        text = re.sub("[₀-₉]+", lambda match: "_{" + match.group().translate(_SUBSCRIPTS) + "}", text)
+        text = re.sub(r"(?<=\d)(?=[½⅓⅔¼¾⅕⅛⅜⅝⅞])", " ", text)
         text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
     text = " ".join(text.split())
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
+    for needle, pattern, replacement in _RULES:
+        if needle in text:
+            text = pattern.sub(replacement, text)
     text = strip(_tight(text).replace(_NEWLINE, r"\\"))
     return text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text
 
@@ -129,7 +155,8 @@ def strip(text: str) -> str:
     while previous != text:
         previous = text
         text = text.strip()
-        text = re.sub(r"(?:(?<!\\)[.,;:]|\\\\)+$", "", text)
+        if text.endswith((".", ",", ";", ":", "\\")):
+            text = re.sub(r"(?:(?<!\\)[.,;:]|\\\\)+$", "", text)
         if len(text) > 1 and text[0] in "\"'" and text[-1] in "\"'":
             text = text[1:-1]
         if text.startswith("{"):
@@ -141,7 +168,7 @@ def strip(text: str) -> str:
     return text
 
 
-_BRACE = re.compile(r"\\.|[{}]", re.S)
+_BRACE = re.compile(r"\\[\\{}]|[{}]")
 
 
 def closing_braces(text: str) -> dict[int, int]:
@@ -154,6 +181,22 @@ def closing_braces(text: str) -> dict[int, int]:
         elif match.group() == "}" and stack:
             ends[stack.pop()] = match.start()
     return ends
+
+
+def closing_brace(text: str, start: int) -> int | None:
+    r"""Where the brace that opens at `start` is closed; `closing_braces(text)[start]` in less time."""
+    end = text.find("}", start)
+    if end < 0 or (text.find("{", start + 1, end) < 0 and text.find("\\", start, end) < 0):
+        return None if end < 0 else end
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        if match.group() == "{":
+            depth += 1
+        elif match.group() == "}":
+            depth -= 1
+            if depth == 0:
+                return match.start()
+    return None
 
 
 def plain_characters(text: str) -> str:
@@ -175,6 +218,8 @@ def plain_characters(text: str) -> str:
 
 def _tight(text: str) -> str:
     r"""Drops white space, but not in `\text{...}`, between two digits, or where a word would run on."""
+    if " " not in text:
+        return text
     parts = re.split(r"(\\text\{[^{}]*\})", text)
     for index, part in enumerate(parts):
         if index % 2 == 0:
@@ -199,16 +244,23 @@ def closing(text: str, start: int) -> int:
     return -1
 
 
+@functools.cache
+def _splitter(separators: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"(?P<separator>{separators})|(?P<text>\\text\{{[^{{}}]*\}})|\\begin|\\end|(?P<bracket>\\?[()\[\]{{}}])|\\.",
+        re.S,
+    )
+
+
 def split(text: str, separators: str) -> list[tuple[str, str]]:
     r"""Splits outside of all brackets at matches of the pattern `separators`.
 
     Returns:
         (separator before, part) pairs; the first separator is empty.
     """
-    pattern = re.compile(
-        rf"(?P<separator>{separators})|(?P<text>\\text\{{[^{{}}]*\}})|\\begin|\\end|(?P<bracket>\\?[()\[\]{{}}])|\\.",
-        re.S,
-    )
+    if not re.search(separators, text):
+        return [("", text)]
+    pattern = _splitter(separators)
     parts = []
     depth = start = 0
     before = ""

@@ -149,6 +149,8 @@ class Pool:
 
     def warm(self) -> None:
         """Starts the first worker, if there is none, and does not wait for it: imports take it a second."""
+        if self.workers:
+            return
         with self._lock:
             if not self.workers:
                 self._idle.append(self._start())
@@ -236,10 +238,13 @@ _pools_lock = threading.Lock()
 
 def shared_pool(work: str = "symbolic_worker.py") -> Pool:
     """The pool of this process for `work`, made on first use and closed at exit."""
-    with _pools_lock:
-        if work not in _pools:
-            _pools[work] = Pool(work)
-        return _pools[work]
+    pool = _pools.get(work)
+    if pool is None:
+        with _pools_lock:
+            if work not in _pools:
+                _pools[work] = Pool(work)
+            pool = _pools[work]
+    return pool
 
 
 def close_pool() -> None:

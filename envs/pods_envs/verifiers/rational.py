@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from typing import Any
 
 MAX_BITS = 20_000  # of a numerator or denominator: about 6,000 digits
 MAX_DEPTH = 60
 MAX_LENGTH = 5_000
 
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+\.?\d*(?:[eE][+-]?\d{1,9}(?!\d))?|\.\d+")
-_TOKEN = re.compile(
+TOKENS = (
     rf"(?P<repeating>\d{{0,99}}\.\d{{0,99}}\\overline\{{\d{{1,99}}\}})|(?P<number>{_NUMBER.pattern})"
     r"|(?P<command>\\(?:frac|sqrt|binom|cdot|times|div)(?![a-zA-Z]))|(?P<symbol>[-+*/^!(){}\[\] ])"
 )
 _PROPER = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}| (\d+)/(\d+)(?![\d.])")
-_PRIMARY = ("(", "\\frac", "\\sqrt", "\\binom")  # what a product may leave the dot out before
 
 
 class NotRationalError(ValueError):
@@ -36,17 +36,22 @@ def evaluate(text: str) -> Fraction:
     """
     if len(text) > MAX_LENGTH:
         raise TooLargeError(text[:40]) if text.isdecimal() else NotRationalError(text[:40])
-    return _Parser(text).parse()
+    if text.isdecimal() and len(text) < 4000:
+        return Fraction(int(text))
+    return Parser(text).parse()
 
 
-class _Parser:
-    """Recursive descent; one method a level of precedence."""
+class Parser:
+    """Recursive descent; one method a level of precedence. The last few make the numbers: here, fractions."""
+
+    token = re.compile(TOKENS)
+    primary_tokens = ("(", "\\frac", "\\sqrt", "\\binom")  # what a product may leave the dot out before
 
     def __init__(self, text: str):
         self.tokens: list[tuple[str, str]] = []
         position = 0
         while position < len(text):
-            match = _TOKEN.match(text, position)
+            match = self.token.match(text, position)
             if match is None:
                 raise NotRationalError(text)
             self.tokens.append((str(match.lastgroup), match.group()))
@@ -55,60 +60,65 @@ class _Parser:
         self.position = 0
         self.depth = 0
 
-    def parse(self) -> Fraction:
+    def parse(self) -> Any:
+        """The value of all of the text."""
         value = self.sum()
         if self.position != len(self.tokens):
             raise NotRationalError(self.text)
         return value
 
     def peek(self, ahead: int = 0) -> str:
+        """The token at the position, or `ahead` of it; empty at the end."""
         index = self.position + ahead
         return self.tokens[index][1] if index < len(self.tokens) else ""
 
     def take(self, *expected: str) -> bool:
+        """Goes past the next token if it is one of these."""
         if self.peek() in expected:
             self.position += 1
             return True
         return False
 
     def expect(self, token: str) -> None:
+        """Goes past a token that has to be there."""
         if not self.take(token):
             raise NotRationalError(self.text)
 
-    def sum(self) -> Fraction:
+    def sum(self) -> Any:
+        """product {(+ | -) product}."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise NotRationalError(self.text)
         value = self.product()
         while self.peek() in ("+", "-"):
-            value = _check(value + self.product() if self.take("+") else value - self.skip().product())
+            value = self.checked(value + self.product() if self.take("+") else value - self.skip().product())
         self.depth -= 1
         return value
 
-    def skip(self) -> _Parser:
+    def skip(self) -> Parser:
+        """Goes past a token."""
         self.position += 1
         return self
 
-    def product(self) -> Fraction:
+    def product(self) -> Any:
+        """signed {(* | / | nothing) signed}."""
         value = self.signed()
         divided = False
         while True:
             if self.take("*", "\\cdot", "\\times"):
-                value = _check(value * self.signed())
+                value = self.checked(value * self.signed())
             elif self.take("/", "\\div"):
-                divisor = self.signed()
-                if divisor == 0:
-                    raise NotRationalError(self.text)
-                value = _check(value / divisor)
+                value = self.quotient(value, self.signed())
                 divided = True
-            elif self.peek() in _PRIMARY:
+            elif self.peek() in self.primary_tokens:
                 if divided:  # 1/2(3): people disagree
                     raise NotRationalError(self.text)
-                value = _check(value * self.power())
+                value = self.checked(value * self.power())
             else:
                 return value
 
-    def signed(self) -> Fraction:
+    def signed(self) -> Any:
+        """{+ | -} power."""
         negative = False
         while self.peek() in ("+", "-"):
             negative ^= self.peek() == "-"
@@ -116,108 +126,137 @@ class _Parser:
         value = self.power()
         return -value if negative else value
 
-    def power(self) -> Fraction:
+    def power(self) -> Any:
+        """primary {!} [^ signed]."""
         value = self.primary()
         while self.take("!"):
-            if self.peek() == "!" or value.denominator != 1 or value < 0:
+            if self.peek() == "!":
                 raise NotRationalError(self.text)
-            if value > 1500:
-                raise TooLargeError(self.text)
-            value = Fraction(math.factorial(int(value)))
+            value = self.factorial(value)
         if self.take("^"):
             self.depth += 1
             if self.depth > MAX_DEPTH:
                 raise NotRationalError(self.text)
-            value = _power(value, self.signed())
+            value = self.raised(value, self.signed())
             self.depth -= 1
         return value
 
-    def group(self) -> Fraction:
+    def group(self) -> Any:
+        """{ sum }."""
         self.expect("{")
         value = self.sum()
         self.expect("}")
         return value
 
-    def primary(self) -> Fraction:
+    def primary(self) -> Any:
+        """A number, a bracket, or a command with its arguments."""
         kind, token = self.tokens[self.position] if self.position < len(self.tokens) else ("end", "")
         self.position += 1
         if kind == "number":
-            return self.mixed(_number(token), token)
+            return self.mixed(self.number(token), token)
         if kind == "repeating":
-            whole, rest = token.split(".")
-            start, cycle = rest[:-1].split("\\overline{")
-            period = Fraction(int(cycle), 10 ** len(start) * (10 ** len(cycle) - 1))
-            return _number(f"{whole or '0'}.{start}0") + period
+            return self.repeating(token)
         if token in ("(", "{"):
             value = self.sum()
             self.expect(")" if token == "(" else "}")
             return value
         if token == "\\frac":
-            numerator, denominator = self.group(), self.group()
-            if denominator == 0:
-                raise NotRationalError(self.text)
-            return _check(numerator / denominator)
+            numerator = self.group()
+            return self.quotient(numerator, self.group())
         if token == "\\binom":
-            n, k = self.group(), self.group()
-            if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n <= 2000:
-                raise NotRationalError(self.text)
-            return Fraction(math.comb(int(n), int(k)))
+            n = self.group()
+            return self.binomial(n, self.group())
         if token == "\\sqrt":
-            degree = Fraction(2)
+            degree = 2
             if self.take("["):
-                degree = self.sum()
+                kind, token = self.tokens[self.position] if self.position < len(self.tokens) else ("end", "")
+                degree = int(token) if kind == "number" and token.isdecimal() and len(token) < 3 else 0
+                self.position += 1
                 self.expect("]")
-            if degree.denominator != 1 or not 2 <= degree <= 100:
+            if degree < 2:
                 raise NotRationalError(self.text)
-            return _root(self.group(), int(degree))
-        raise NotRationalError(self.text)
+            return self.root(self.group(), degree)
+        return self.name(token)
 
-    def mixed(self, whole: Fraction, token: str) -> Fraction:
+    def mixed(self, whole: Any, token: str) -> Any:
         r"""`1\frac{1}{4}` and `1 1/4` are mixed numbers, not products, if the fraction is a proper one."""
         following = "".join(text for _, text in self.tokens[self.position : self.position + 7])
         match = _PROPER.match(following) if token.isdecimal() else None
         if match:
-            numerator, denominator = (_number(group) for group in match.groups() if group is not None)
-            if 0 < numerator < denominator:
+            top, bottom = (group for group in match.groups() if group is not None)
+            if len(bottom) < 4000 and 0 < int(top) < int(bottom):
                 self.position += 4 if following.startswith(" ") else 7
-                return whole + numerator / denominator
+                return whole + self.quotient(self.number(top), self.number(bottom))
         return whole
 
+    def number(self, token: str) -> Any:
+        """The value of an integer or decimal."""
+        if token.isdecimal() and len(token) < 4000:
+            return Fraction(int(token))
+        mantissa, _, exponent = token.replace(",", "").lower().partition("e")
+        if len(mantissa) > 4000 or abs(int(exponent or 0)) > 4000:  # int(str) refuses more than 4,300 digits
+            raise TooLargeError(token[:40])
+        return Fraction(mantissa.rstrip(".") or "0") * Fraction(10) ** int(exponent or 0)
 
-def _number(token: str) -> Fraction:
-    mantissa, _, exponent = token.replace(",", "").lower().partition("e")
-    if len(mantissa) > 4000 or abs(int(exponent or 0)) > 4000:  # int(str) refuses more than 4,300 digits
-        raise TooLargeError(token[:40])
-    return Fraction(mantissa.rstrip(".") or "0") * Fraction(10) ** int(exponent or 0)
+    def repeating(self, token: str) -> Any:
+        r"""The value of `0.\overline{3}`."""
+        whole, rest = token.split(".")
+        start, cycle = rest[:-1].split("\\overline{")
+        period = Fraction(int(cycle), 10 ** len(start) * (10 ** len(cycle) - 1))
+        return Fraction(f"{whole or '0'}.{start}0") + period
 
+    def name(self, token: str) -> Any:
+        """The value of what is no number and no operator."""
+        raise NotRationalError(self.text)
 
-def _check(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise TooLargeError
-    return value
+    def checked(self, value: Any) -> Any:
+        """The value, if it is not too large."""
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+            raise TooLargeError(self.text)
+        return value
 
+    def quotient(self, numerator: Any, denominator: Any) -> Any:
+        """numerator / denominator."""
+        if denominator == 0:
+            raise NotRationalError(self.text)
+        return self.checked(numerator / denominator)
 
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1:
-        if exponent.denominator > 100 or base < 0:
-            raise NotRationalError
-        base, exponent = _root(base, exponent.denominator), Fraction(exponent.numerator)
-    if base in (0, 1, -1):
-        if base == 0 and exponent <= 0:
-            raise NotRationalError
-        return base if exponent % 2 else base * base
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if bits * abs(exponent) > MAX_BITS:
-        raise TooLargeError
-    return base ** int(exponent)
+    def factorial(self, value: Any) -> Any:
+        """value!."""
+        if value.denominator != 1 or value < 0:
+            raise NotRationalError(self.text)
+        if value > 1500:
+            raise TooLargeError(self.text)
+        return Fraction(math.factorial(int(value)))
 
+    def binomial(self, n: Any, k: Any) -> Any:
+        """n over k."""
+        if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n <= 2000:
+            raise NotRationalError(self.text)
+        return Fraction(math.comb(int(n), int(k)))
 
-def _root(value: Fraction, degree: int) -> Fraction:
-    if value < 0:
-        if degree % 2 == 0:
-            raise NotRationalError
-        return -_root(-value, degree)
-    return Fraction(_integer_root(value.numerator, degree), _integer_root(value.denominator, degree))
+    def raised(self, base: Any, exponent: Any) -> Any:
+        """base ^ exponent."""
+        if exponent.denominator != 1:
+            if exponent.denominator > 100 or base < 0:
+                raise NotRationalError(self.text)
+            base, exponent = self.root(base, exponent.denominator), Fraction(exponent.numerator)
+        if base in (0, 1, -1):
+            if base == 0 and exponent <= 0:
+                raise NotRationalError(self.text)
+            return base if exponent % 2 else base * base
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if bits * abs(exponent) > MAX_BITS:
+            raise TooLargeError(self.text)
+        return base ** int(exponent)
+
+    def root(self, value: Any, degree: int) -> Any:
+        """The root of a degree of at least 2."""
+        if value < 0:
+            if degree % 2 == 0:
+                raise NotRationalError(self.text)
+            return -self.root(-value, degree)
+        return Fraction(_integer_root(value.numerator, degree), _integer_root(value.denominator, degree))
 
 
 def _integer_root(value: int, degree: int) -> int:
