@@ -196,7 +196,12 @@ def _last_tag(text: str) -> _Place | None:
 _FINDERS = {"boxed": ("box", last_box), "hash": ("####", _last_hash), "xml": ("<", _last_tag)}
 
 
-_PHRASE = re.compile(r"(?i)\banswer\b[\s*_]{0,20}(?:(?:is|was|are|=|:)[\s*_:]{0,20})+")
+_PHRASE = re.compile(
+    r"(?i)\banswer\b[\s*_]{0,20}(?:(?:is|was|are|=|:)[\s*_:]{0,20})+"
+    r"|(?m:^[#*_ \t]{0,20}(?:(?:the|my)\s)?(?:(?:final|correct)\s)?answer[*_ \t]{0,20}\n)\s{0,20}"  # a heading
+)
+_IN_TEXT = re.compile(r"\\(?:text\w{0,2}|math(?:rm|bf|it)|mbox)\s?\{[^{}]{0,40}$")
+_FORMULA_END = re.compile(r"\\[\])]|\$")
 _FORMULA = re.compile(r"\$\$?([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
 _SENTENCE_END = re.compile(
     r"[.!?](?=[\s*_\"')]|$)|;|\n|,(?=\s+[A-Za-z])|\s\((?=[A-Za-z])|\s(?:because|since|as|so)\s"
@@ -206,12 +211,16 @@ _FIELD = 2000  # characters after a phrase that may be part of the answer
 
 
 def _phrase(text: str) -> str | None:
-    """What follows the last "the answer is" or "Answer:" in its sentence; None if that phrase never comes."""
+    """What follows the last "the answer is", "Answer:" or heading "Answer" in its sentence; None if none comes."""
     matches = list(_PHRASE.finditer(text))
     if not matches:
         return None
     match = matches[-1]
     field = text[match.end() : match.end() + _FIELD].lstrip(" \n\t*_")
+    if _IN_TEXT.search(text, max(0, match.start() - 60), match.start()):  # \[ \text{Answer: } 36 \]
+        field = _FORMULA_END.split(
+            field.replace("}", " ", 1) if "{" not in field.split("}")[0] else field, 1
+        )[0]
     formula = _FORMULA.match(field)
     if formula and not re.match(r"\s*(?:or|and|,)\s*[\d$\\]", field[formula.end() :]):
         return next(group for group in formula.groups() if group is not None)

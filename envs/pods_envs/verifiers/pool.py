@@ -20,7 +20,7 @@ WORKERS = max(1, min(4, os.cpu_count() or 1))
 MEMORY_MB = 1024
 _STARTUP_SECONDS = 120  # importing sympy on a busy machine
 _GRACE_SECONDS = 0.5  # how much later than its own timer a worker is killed from here
-_LEFT_BY_STARTUP = 1.0  # seconds that waiting for a new worker leaves a verification at least
+_LEFT_BY_STARTUP = 0.5  # seconds that waiting for a new worker leaves a verification at least
 _FOLDER = Path(__file__).parent
 
 

@@ -41,7 +41,7 @@ def test_a_stuck_worker_is_killed_and_replaced():
 
 
 def test_the_first_verdict_of_a_process_is_in_time_even_on_a_bomb():
-    """Within 3 s, where a worker starts in 1.5 s, and as much later as the machine is busier. One of three."""
+    """Within 3 s, where a worker starts in 2 s, and as much later as the machine is busier. One of three."""
     late = []
     for _ in range(3):
         pool.close_pool()
@@ -49,7 +49,7 @@ def test_the_first_verdict_of_a_process_is_in_time_even_on_a_bomb():
         fresh = pool.Pool(workers=1)
         fresh.ask({"kind": "value", "gold": "x", "response": "x"}, pool.Budget(60))
         fresh.close()
-        allowed = max(3.0, time.perf_counter() - start + 1.5)
+        allowed = max(3.0, time.perf_counter() - start + 1.0)
         start = time.perf_counter()
         verdict = verify(HARD, "x")
         late.append(time.perf_counter() - start - allowed)
@@ -71,7 +71,7 @@ def test_waiting_for_a_start_counts_but_leaves_some_time():
     budget.spend_on_startup(0.5)
     assert budget.left == 1.5
     budget.spend_on_startup(100)
-    assert budget.left == 1.0
+    assert budget.left == 0.5
     with pytest.raises(pool.WorkerError, match="timeout"):
         budget.left = 0.0
         budget.spend_on_startup(1)
