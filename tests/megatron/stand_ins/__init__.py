@@ -13,14 +13,23 @@ kernel of a GPU.
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import distributions
 from pathlib import Path
 
-VERSIONS = {"megatron-core": "0.16.1", "mbridge": "0.15.1"}
+REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements.txt"
+VERSIONS = dict(re.findall(r"^([\w-]+)==([\d.]+)", REQUIREMENTS.read_text(), re.M))
+# Beside site-packages: where verl finds megatron-core it imports it, which costs every process that imports verl two
+# seconds, and only these tests want it.
+FOLDER = Path(sys.prefix) / "megatron"
 
 # Besides that of an embedded run (pods_plugin.cpu.ENVIRONMENT).
 ENVIRONMENT = {
     "VERL_USE_EXTERNAL_MODULES": "tests.megatron.stand_ins.activate",
-    "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[3]), str(FOLDER)]),
     # half of the time of a check; what is compiled on a GPU runs as it is written
     "TORCH_COMPILE_DISABLE": "1",
 }
@@ -28,15 +37,16 @@ ENVIRONMENT = {
 
 def missing() -> str:
     """What of VERSIONS is not installed in exactly this version, as a line that says what to write; "" if all is."""
-    from importlib.metadata import PackageNotFoundError, version
-
     wrong = []
     for name, expected in VERSIONS.items():
-        try:
-            found = version(name)
-        except PackageNotFoundError:
+        found = next(iter(distributions(name=name, path=[str(FOLDER), *sys.path])), None)
+        if found is None:
             wrong.append(f"{name} is not installed")
-        else:
-            if found != expected:
-                wrong.append(f"{name} is {found}, not {expected}")
-    return f"{', '.join(wrong)}: pip install 'verl-pods[cpu,megatron-test]'" if wrong else ""
+        elif found.version != expected:
+            wrong.append(f"{name} is {found.version}, not {expected}")
+    return f"{', '.join(wrong)}: pip install --no-deps --target {FOLDER} -r {REQUIREMENTS}" if wrong else ""
+
+
+def find(package: str) -> ModuleSpec | None:
+    """The spec of a package, in FOLDER or elsewhere; it is not imported."""
+    return PathFinder.find_spec(package, [str(FOLDER), *sys.path])
