@@ -8,6 +8,11 @@ from numpy.typing import ArrayLike
 from pods_plugin.downsampling.rules import DownsampleError, FloatArray, IntArray
 from pods_plugin.downsampling.selection import group_rows
 
+# Metrics that add up where one step makes several selections; the others are means.
+SUMS = tuple(
+    f"downsample/{name}" for name in ("generated", "kept", "dropped", "zero_variance_groups", "select_s")
+)
+
 
 def downsample_metrics(
     rewards: ArrayLike,

@@ -8,6 +8,7 @@ nothing of its own.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.utils.padding import response_to_nested
 
 from pods_plugin.downsampling import DownsampleConfig
+from pods_plugin.downsampling.metrics import SUMS
 from pods_plugin.integration.checks import SUPPORTED_MODES, parse
 from pods_plugin.integration.stage import downsample
 
@@ -31,6 +33,7 @@ class DownsamplingMixin:
         self._downsample: DownsampleConfig | None = parse(config)
         self._session_rewards: dict[str, float] = {}
         self._prompts_named = (0, 0)  # at which step, how many
+        self._sums: Counter[str] = Counter()
         if self._downsample is not None:
             # verl derives the mini-batch size, the batch's padding multiple and the loss normalisation from
             # rollout.n; left at n, the gradient shrinks by m/n and dummy rows fill the batch up to n. So for verl
@@ -65,6 +68,13 @@ class DownsamplingMixin:
         self._prompts_named = (step, named + len(batch))
         batch["uid"] = get_tensordict({"uid": np.array(uids, dtype=object)})["uid"]
 
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
+        """One step of verl; an asynchronous one makes several selections, whose metrics verl averages."""
+        self._sums.clear()
+        batch: KVBatchMeta = super().step(metrics, timing_raw)  # type: ignore[misc]
+        metrics.update(self._sums)
+        return batch
+
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> KVBatchMeta:
@@ -74,6 +84,7 @@ class DownsamplingMixin:
             batch = result.batch
             self._session_rewards = result.rewards
             metrics.update(result.metrics)
+            self._sums.update({name: result.metrics[name] for name in SUMS})
         return super()._balance_batch(batch, metrics, *args, **kwargs)  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -85,6 +85,9 @@ class Engine:
     prefix_caching: bool = True
     element: int = 2
     separate: bool = False  # on GPUs of its own, at the same time as training
+    # On the training GPUs as well, asleep while these train: verl's hybrid engine, which separate_async keeps for the
+    # warm-up and for validation.
+    on_trainer: bool = True
 
     @property
     def gpus_per_replica(self) -> int:
@@ -218,6 +221,7 @@ def job_from_config(
         prefix_caching=bool(get(f"{rollout}.enable_prefix_caching", True)),
         element=trainer.element,
         separate=separate,
+        on_trainer=not separate or bool(get("actor_rollout_ref.hybrid_engine", True)),
     )
     job = Job(
         name=name,

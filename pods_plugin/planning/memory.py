@@ -51,11 +51,11 @@ def memory_plan(job: Job, gpu: GPU) -> MemoryPlan:
     budget = sum(vllm.values())
 
     update = {**states, **activations, "CUDA context": CONTEXT}
-    if not engine.separate and engine.name != "hf":
+    if engine.on_trainer and engine.name != "hf":
         update["vLLM"] = ASLEEP if engine.frees_cache else budget
     generate = dict(vllm)
     generate["CUDA context"] = CONTEXT
-    if not engine.separate:
+    if engine.on_trainer:
         host = trainer.cpu_policy
         generate["weights"] = 0.0 if trainer.param_offload or host else states["weights"]
         generate["optimizer"] = 0.0 if trainer.optimizer_offload or host else states["optimizer"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 pytest.importorskip("verl", reason="verl is not installed (pip install 'verl-pods[cpu]')")
 
+from pods_plugin.downsampling import DownsampleConfig
 from pods_plugin.integration.trainers import DownsamplingMixin, group_advantages, write_group_advantages
 from tests.rollouts import put_rollouts
 
@@ -42,6 +44,47 @@ def test_group_advantages_reach_every_row_of_a_session_and_no_padding(queue):
     assert rows[2] == [0.5] * lengths[2]
     assert rows[padding] == [0.0] * lengths[padding]
     assert [row.tolist() for row in data["returns"].unbind()] == rows
+
+
+def test_a_step_of_several_updates_reports_the_rollouts_of_all(queue):
+    """As in separate_async with parameter_sync_step=2; verl's own aggregation would give the counts of one."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    updates = [
+        {"a": [0.0, 1.0, 0.0, 0.0], "b": [1.0, 1.0, 1.0, 1.0]},
+        {"c": [0.0, 0.0, 1.0, 1.0], "d": [0.0, 0.5]},
+    ]
+
+    class TwoUpdates(PPOTrainer):
+        def _balance_batch(self, batch, metrics):
+            return batch
+
+        def _step_once(self, metrics, timing_raw, sample_batch_size):
+            return self._balance_batch(put_rollouts(updates[self.local_trigger_step]), metrics)
+
+        def prepare_step(self):
+            return {}
+
+        def on_sample_end(self): ...
+
+        def on_step_end(self): ...
+
+    class Trainer(DownsamplingMixin, TwoUpdates):
+        def __init__(self):
+            self._downsample = DownsampleConfig(rule="max_variance", generated=4, keep=2)
+            self._sums = Counter()
+            self.parameter_sync_step, self.global_steps = 2, 1
+            self.config = OmegaConf.create({"data": {"train_batch_size": 4}})
+
+    trainer = Trainer()
+    for _ in range(2):  # each step counts its own
+        metrics = {}
+        batch = trainer.step(metrics, {})
+        assert len(batch.keys) == 8
+        names = ("generated", "kept", "dropped", "zero_variance_groups")
+        assert [metrics[f"downsample/{name}"] for name in names] == [14, 8, 6, 1]
+        assert metrics["downsample/reward/mean_all"] == pytest.approx((5 / 8 + 2.5 / 6) / 2, abs=0.02)
 
 
 def test_guard_the_seams_of_the_v1_trainer():

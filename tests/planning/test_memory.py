@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pods_plugin.planning.gpus import GIB, find_gpu
 from pods_plugin.planning.job import Job
-from pods_plugin.planning.memory import advice, memory_plan
+from pods_plugin.planning.memory import ASLEEP, advice, memory_plan
 from pods_plugin.planning.model import ModelShape
 
 MakeJob = Callable[..., Job]
@@ -85,9 +85,15 @@ def test_kv_cache_by_hand(make_job: MakeJob, qwen7b: ModelShape) -> None:
 
 
 def test_separate_gpus_share_nothing(make_job: MakeJob) -> None:
-    plan = memory_plan(make_job(engine={"separate": True}), H100)
+    plan = memory_plan(make_job(engine={"separate": True, "on_trainer": False}), H100)
     assert not set(STATES) & set(plan.generate)
     assert "vLLM" not in plan.update
+
+
+def test_separate_generation_leaves_a_sleeping_engine_on_the_training_gpus(make_job: MakeJob) -> None:
+    plan = memory_plan(make_job(engine={"separate": True}), H100)
+    assert plan.update["vLLM"] == ASLEEP
+    assert {"weights", "optimizer", "KV cache"} <= set(plan.generate)
 
 
 def test_a_cpu_is_not_judged(make_job: MakeJob) -> None:

@@ -149,9 +149,7 @@ def test_two_steps_of_verl(path, tmp_path):
     steps = run(path, tmp_path)
     config = OmegaConf.load(tmp_path / "shrunk" / "config.yaml")
     synchronous = config.trainer.v1.trainer_mode == "sync"
-    # An asynchronous step has several updates, and reports the counts of one.
-    mini, n = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n
-    prompts = config.data.train_batch_size if synchronous else mini
+    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     keep = config.algorithm.downsample_kwargs.keep
     with_updates = [step for step in steps if "actor/grad_norm" in step]
     assert len(with_updates) == 2
