@@ -77,6 +77,8 @@ class _Parser(Parser):
         return _Value(value, _EPSILON * abs(value))
 
     def number(self, token: str) -> _Value:
+        if "e" in token.lower():  # 2e-1 may be 2e - 1
+            raise NotRationalError(self.text)
         value = float(token.replace(",", ""))
         return self.checked(_Value(value, _EPSILON * abs(value)))
 
@@ -108,16 +110,14 @@ class _Parser(Parser):
         return _Value(value, abs(value) * (2 * product.error + 4 * _EPSILON))
 
     def root(self, value: _Value, degree: int) -> _Value:
-        if degree > 2 and value.value.real < 0:  # the cube root of -8 is -2 to us, and complex to others
-            raise NotRationalError(self.text)
         return self.raised(value, _Value(1 / degree, _EPSILON))
 
     def logarithm(self, value: _Value) -> _Value:
-        number = complex(value.value.real, value.value.imag or 0.0)  # not -0.0: that is below the branch cut
-        # Zero has none, and an error may have moved a negative number across the cut.
-        if abs(number) <= 4 * value.error or (number.real < 0 and 0 < abs(number.imag) <= 4 * value.error):
+        number = value.value.real
+        # Of positive numbers only: sqrt(a/b) is sqrt(a)/sqrt(b) to everybody, although not where both are negative.
+        if value.value != number or number <= 4 * value.error:
             raise NotRationalError(self.text)
-        return _Value(cmath.log(number), 2 * value.error / abs(number) + 4 * _EPSILON)
+        return _Value(math.log(number), 2 * value.error / number + 4 * _EPSILON)
 
     def factorial(self, value: _Value) -> _Value:
         raise NotRationalError(self.text)

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from pods_envs.verifiers.latex import closing, split, strip
 from pods_envs.verifiers.rational import NotRationalError, evaluate
+from pods_envs.verifiers.words import NO_UNIT, SCALE, SCALES, changes_its_number
 
 MAX_SYMBOLIC = 1_000  # characters of an expression that computer algebra is asked about
 MAX_ITEMS = 64  # of a list whose order does not matter
@@ -98,7 +99,12 @@ _FUNCTION = re.compile(rf"(?:{_NAME.pattern}|f\^\{{-1\}})\([^()]*\)")
 _STRUCTURE_NAME = re.compile(
     rf"{_NAME.pattern}|\([A-Za-z](?:,[A-Za-z])+\)|\\(?:vec|overrightarrow|text)\{{\w+\}}"
 )
+_BOTH = re.compile(r"\\text\{,? ?and ?,?\}|(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![a-zA-Z])", re.I)
 _SETS = re.compile(r"\\(?:setminus|cap|mathbb|cup|le|ge|neq|in|notin|emptyset)(?![a-zA-Z])|[<>|]")
+_BUILDER = re.compile(  # {x | 2 < x}
+    rf"{_NAME.pattern}(?:\\in ?\\mathbb\{{R\}})?(?:\\mid(?![a-zA-Z])|:|\|) ?(.*(?:<|>|\\le|\\ge|\\in).*)",
+    re.S,
+)
 _LESS = r"<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])"
 
 
@@ -126,7 +132,7 @@ def _parse(text: str, depth: int = 0) -> _Node:
     if len(parts) == 2 and _STRUCTURE_NAME.fullmatch(parts[0]):  # (x,y)=(1,2), S=\{1,2\}
         node = _parse(parts[1], depth + 1)
         if node.kind in ("sequence", "set", "matrix", "union"):
-            return node
+            return dataclasses.replace(node, variable=parts[0] if parts[0].startswith("(") else "")
     if len(parts := [part for _, part in split(text, r"\\cup(?![a-zA-Z])")]) > 1:
         return _Node("union", text, tuple(_parse(part, depth + 1) for part in parts))
     if text == "\\mathbb{R}":
@@ -136,6 +142,8 @@ def _parse(text: str, depth: int = 0) -> _Node:
         end = len(text) - (2 if text.endswith("\\}") else 1)
         inner = text[opening:end]
         parts = [part for _, part in split(inner, "[,;]")]
+        if opening == 2 and (built := _BUILDER.fullmatch(inner)):
+            return _parse(built[1], depth + 1)
         if opening == 2 and "|" not in inner:
             return _Node("set", text, tuple(_parse(part, depth + 1) for part in parts if part.strip()))
         if opening == 1 and len(parts) > 1:
@@ -152,8 +160,13 @@ def _parse(text: str, depth: int = 0) -> _Node:
 
 
 def _unwrap_text(text: str) -> str:
+    r"""The content of `\\text{...}`; words of letters alone stay text, since `IV` is not a product."""
     match = re.fullmatch(r"\\text\{([^{}]*)\}", text)
-    return match.group(1).strip() if match else text
+    if match and re.fullmatch(
+        r"(?:the )?(?:set of )?(?:all )?real(?: number)?s", match.group(1).strip(), re.I
+    ):
+        return "\\mathbb{R}"
+    return match.group(1).strip() if match and not re.fullmatch(r" ?[A-Za-z]{2,} ?", match.group(1)) else text
 
 
 def _list_parts(text: str) -> list[str]:
@@ -211,19 +224,22 @@ def _equal_nodes(gold: _Node, response: _Node, symbolic: Symbolic) -> bool:
     if set(kinds) == {"list", "sequence"}:  # a pair may go without its parentheses, an interval may not
         brackets = gold.brackets + response.brackets
         infinite = any("\\infty" in item.text for item in (*gold.items, *response.items))
-        return brackets == "()" and not infinite and _equal_items(gold.items, response.items, symbolic)
+        if brackets != "()" or infinite:
+            return False
+        return _equal_items(_in_order(gold), _in_order(response), symbolic)
     if {"list", "set", "union"}.issuperset(kinds):
         if kinds == ("set", "set"):
-            return all(
-                any(_equal_nodes(*pair(item, other), symbolic) for other in others)
-                for items, others, pair in (
-                    (gold.items, response.items, lambda a, b: (a, b)),
-                    (response.items, gold.items, lambda a, b: (b, a)),
-                )
-                for item in items
-            )
+            return _cover(gold.items, response.items, symbolic)
+        if (
+            "union" in kinds
+            and "list" in kinds
+            and _BOTH.search((gold if kinds[0] == "list" else response).text)
+        ):
+            return False  # x>3 and x<5 is no union
         return _match(gold.items, response.items, symbolic)
     if "set" in kinds and "atom" in kinds and len(gold.items + response.items) == 1:
+        if "\\emptyset" in (gold.text, response.text):
+            return False
         return _equal_nodes((*gold.items, gold)[0], (*response.items, response)[0], symbolic)
     atom = gold.text if gold.kind == "atom" else response.text
     if "atom" in kinds and "list" not in kinds and _SETS.search(atom):
@@ -235,6 +251,39 @@ def _equal_items(gold: Sequence[_Node], response: Sequence[_Node], symbolic: Sym
     return len(gold) == len(response) and all(
         _equal_nodes(*pair, symbolic) for pair in zip(gold, response, strict=True)
     )
+
+
+def _in_order(node: _Node) -> Sequence[_Node]:
+    """The items of a list `y=1,x=2` by their names, where each has one of its own; else as they are."""
+    named = [(sides[0], item) for item in node.items if len(sides := _sides(item.text)) == 2]
+    names = {name for name, _ in named}
+    if node.kind != "list" or len(names) < len(node.items) or not all(map(_NAME.fullmatch, names)):
+        return node.items
+    return [item for _, item in sorted(named, key=lambda pair: pair[0])]
+
+
+def _cover(gold: Sequence[_Node], response: Sequence[_Node], symbolic: Symbolic) -> bool:
+    """Whether each item of either set is in the other."""
+    if max(len(gold), len(response)) > MAX_ITEMS:
+        return False
+    matched: set[int] = set()
+    for item in gold:
+        doubtful = []
+        found = False
+        for index, other in enumerate(response):
+            try:
+                if _equal_nodes(item, other, undecided):
+                    matched.add(index)
+                    found = True
+            except UndecidedError:
+                doubtful.append(index)
+        for index in doubtful:
+            if (not found or index not in matched) and _equal_nodes(item, response[index], symbolic):
+                matched.add(index)
+                found = True
+        if not found:
+            return False
+    return len(matched) == len(response)
 
 
 def _match(gold: Sequence[_Node], response: Sequence[_Node], symbolic: Symbolic) -> bool:
@@ -346,6 +395,22 @@ _UNITS = {
         "liter": "l liter liters litre litres",
         "ml": "ml milliliter milliliters",
         "mph": "mph",
+        "watt": "w watt watts",
+        "kilowatt": "kw kilowatt kilowatts",
+        "newton": "newton newtons",
+        "joule": "joule joules",
+        "ton": "ton tons tonne tonnes",
+        "quart": "qt quart quarts",
+        "gallon": "gal gallon gallons",
+        "pint": "pint pints",
+        "cup": "cup cups",
+        "tablespoon": "tbsp tablespoon tablespoons",
+        "teaspoon": "tsp teaspoon teaspoons",
+        "acre": "acre acres",
+        "penny": "penny pennies",
+        "nickel": "nickel nickels",
+        "dime": "dime dimes",
+        "euro": "euro euros eur",
         "am": "am a.m a.m.",
         "pm": "pm p.m p.m.",
         "degree": "degree degrees deg",
@@ -353,43 +418,116 @@ _UNITS = {
     }.items()
     for name in names.split()
 }
-_NO_UNIT = re.compile(
-    r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|for|mod|than|least|most|either|between|to|but|plus|minus|divided|multiplied)(?![a-z])|n't"
-)
+# A value and what follows it: `15\text{ cm}^2`, `5 m`, `3 \text{ apples}`.
 _UNIT = re.compile(
     r"(?P<value>.*(?:[\d})!]|\\[A-Za-z]+|(?<![A-Za-z])[a-z]))\s*"
-    r"(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?P<plain>(?<=[\d})! ])[A-Za-z][A-Za-z./' \-]+))"
-    r"(?:\^?\{?(?P<power>\d)\}?)?(?:\\text\{[^\d{}]*\}|/[a-z]+)?)",
+    r"(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?P<plain>(?<=[\d})! ])[A-Za-z][A-Za-z./' \-]+|(?<=[\d})!])[gmlhs]))"
+    r"(?:\^?\{?(?P<power>\d)\}?)?(?:\\text\{(?P<per>[^\d{}]*)\}|(?P<plain_per>/[a-z]+))?)",
     re.S,
 )
+_TO_TEN = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_PREFIX = re.compile(r"(sq\.?|square|cubic|cu\.?)\s+")
+_NEVER_VARIABLES = ("cm", "mm", "km", "kg", "ft", "am", "pm")  # two letters that nobody multiplies
+_NUMBER_WORDS = {
+    name: Fraction(value)
+    for value, name in enumerate(
+        ("zero", "one", *_TO_TEN, "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
+    )
+}
 _DIGITS_ONLY = re.compile(r"[-+*/(){}\[\]\d., ]*")
-_BASED = re.compile(r"([0-9A-F]+)_\{?(\d+)\}?")
+_BASED = re.compile(
+    r"\(?([0-9A-F,]+)\)?_\{?\(?(\d+|\\text\{(?:two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\})\)?\}?",
+    re.I,
+)
+_BASES = {name: base for base, name in enumerate(_TO_TEN, start=2)} | {"twelve": 12, "sixteen": 16}
 _RATIO = re.compile(r"\d{1,50}(?:\.\d{1,50})?(?::\d{1,50}(?:\.\d{1,50})?)+")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
+_CHOSEN = re.compile(r"\(([A-H])\)[ :]*(?=[\w$\\])(?!.*\([A-H]\))")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Quantity:
+    """A value without its unit. `unit` is comparable text such as `cm^2` or `mile/hour`; empty if it is not known."""
+
     value: str
     unit: str = ""
-    power: str = ""
     percent: bool = False
 
 
 def _quantity(text: str) -> _Quantity:
-    """Takes the unit and the percent sign off a value."""
-    unit = power = ""
+    """Takes the unit and the percent sign off a value; `3 million` becomes 3000000."""
+    unit = ""
     match = _UNIT.fullmatch(text)
     if match:
-        name = (match["text"] if match["plain"] is None else match["plain"]).strip()
-        first = re.split(r"[ /]", name.lower())[0]
-        known = first in _UNITS or len(first.rstrip(".")) > 2
-        if known and not _NO_UNIT.search(name) and not has_words(match["value"]):
-            text, unit, power = match["value"].strip(), _UNITS.get(name.lower(), ""), match["power"] or ""
-            if re.match(r"(?i)sq(?:uare|\.)", name):
-                unit, power = _UNITS.get(name.lower().split()[-1], ""), "2"
+        name = (
+            match["text"] if match["plain"] is None and match["text"] is not None else match["unit"]
+        ).strip()
+        name = match["plain"].strip() if match["plain"] else name
+        value, written = match["value"].strip(), match["plain"] is None and match["text"] is not None
+        if scale := SCALE.match(name):
+            value, name = _scaled(value, SCALES[scale[1].lower()]), name[scale.end() :].strip()
+            if value and not name:
+                return _Quantity(value)
+        per = (match["per"] or match["plain_per"] or "").strip()
+        if (
+            value
+            and _is_unit(name, value, written)
+            and not NO_UNIT.search(f"{name} {per}")
+            and not has_words(value)
+        ):
+            text, unit = value, _unit(name + ("" if match["power"] is None else f"^{match['power']}") + per)
     percent = text.endswith("%")
-    return _Quantity(text.rstrip("%").rstrip() if percent else text, unit, power, percent)
+    return _Quantity(text.rstrip("%").rstrip() if percent else text, unit, percent)
+
+
+def _scaled(value: str, scale: int) -> str:
+    """`value` times `scale` as text; empty if it is no number."""
+    number = _rational(value)
+    if number is None:
+        return ""
+    number *= scale
+    return str(number) if number.denominator == 1 else rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
+
+
+def _is_unit(name: str, value: str, written: bool) -> bool:
+    r"""Whether a name after a value is a unit or a noun, rather than a product of variables or a function.
+
+    Args:
+        name: `cm`, `apples`, `miles per hour`.
+        value: What stands before it.
+        written: It stands in `\text{}`, where nobody writes variables.
+    """
+    words = re.findall(r"[A-Za-z]+", name)
+    if not words or value == "a":  # a parabola
+        return False
+    if written:
+        return name.lower() in _UNITS or words[0].lower() in (*_UNITS, "sq", "cu") or len(words[0]) > 2
+    short = [word for word in words if len(word) < 3]
+    if not short:
+        return words[0].lower() in _UNITS or has_words(name)
+    # 5 m and 2\pi cm^2 are lengths and areas, 2\pi hr and 3mn are products
+    if len(words) == 1:
+        unit = words[0].lower()
+        return unit in _UNITS and (_rational(value) is not None or unit in _NEVER_VARIABLES)
+    return all(
+        word.lower() in _UNITS or word in ("per", "of", "sq", "cu") or len(word) > 2 for word in words
+    ) and ("/" in name or " per " in name or has_words(name))
+
+
+def _unit(name: str) -> str:
+    """`square cm`, `cm^2` -> `cm^2`; `km/h`, `kilometers per hour`, `kph` -> `km/hour`; empty if a part is unknown."""
+    name = re.sub(r"(?i)\bmph\b", "mile/h", re.sub(r"(?i)\bkm?ph\b", "km/h", name.lower()))
+    parts = []
+    for part in re.split(r"/|(?<![a-z])per(?![a-z])", name):
+        prefix = _PREFIX.match(part.strip())
+        rest = part.strip()[prefix.end() :] if prefix else part.strip()
+        base, _, power = rest.partition("^")
+        unit = _UNITS.get(base.strip())
+        if unit is None:
+            return ""
+        exponent = power.strip("{} ") or ("1" if not prefix else "2" if prefix[1].startswith("s") else "3")
+        parts.append(unit if exponent == "1" else f"{unit}^{exponent}")
+    return "/".join(parts)
 
 
 def has_words(text: str) -> bool:
@@ -400,7 +538,7 @@ def has_words(text: str) -> bool:
         product = set("abcd").issuperset(word) or not set("aeiou").intersection(word)
         if word.isupper() or not product:
             return True
-    return False
+    return re.fullmatch(r"[A-Z]{2,}", text) is not None  # IV, HT
 
 
 def _equal_values(gold: str, response: str, symbolic: Symbolic) -> bool:
@@ -409,10 +547,12 @@ def _equal_values(gold: str, response: str, symbolic: Symbolic) -> bool:
     one, other = _quantity(gold), _quantity(response)
     if one.unit and other.unit and one.unit != other.unit:
         return False
-    if one.power and other.power and one.power != other.power:
-        return False
-    if other.percent and not one.percent and _hundredth(one.value, other.value):
-        return True
+    if other.percent and not one.percent:
+        if _hundredth(one.value, other.value):
+            return True
+        value = _rational(one.value)
+        if value is not None and 0 < abs(value) < 1:  # 0.5% is not one half
+            return False
     return _equal_numbers(one.value, other.value, symbolic)
 
 
@@ -433,6 +573,9 @@ def _equal_numbers(gold: str, response: str, symbolic: Symbolic) -> bool:
     gold_value, response_value = _rational(gold), _rational(response)
     if gold_value is not None and response_value is not None:
         return gold_value == response_value
+    for value, text in ((gold_value, response), (response_value, gold)):
+        if value is not None and (named := _NUMBER_WORDS.get(_text(text))) is not None:
+            return value == named
     special = _equal_notations(gold, response, gold_value, response_value)
     if special is not None:
         return special
@@ -454,11 +597,11 @@ def _equal_notations(
     gold: str, response: str, gold_value: Fraction | None, response_value: Fraction | None
 ) -> bool | None:
     """Number bases, ratios and times; None if it is none of them."""
-    if based := _BASED.fullmatch(gold) or _BASED.fullmatch(response):
-        one, other = _BASED.fullmatch(gold), _BASED.fullmatch(response)
-        if one and other:
-            return one.groups() == other.groups()
-        return based.group(1) == (response if one else gold)
+    based = _based(gold), _based(response)
+    if based[0] and based[1]:
+        return based[0] == based[1]
+    if one_based := based[0] or based[1]:
+        return one_based[0] == (response if based[0] else gold).replace(",", "").upper()
     ratios = _RATIO.fullmatch(gold), _RATIO.fullmatch(response)
     if all(ratios):
         one_parts, other_parts = ([Fraction(part) for part in text.split(":")] for text in (gold, response))
@@ -476,14 +619,24 @@ def _equal_notations(
     return None
 
 
+def _based(text: str) -> tuple[str, int] | None:
+    """The digits and the base of `52_8`."""
+    match = _BASED.fullmatch(text)
+    if match is None or (match[1].isalpha() and len(match[1]) == 1):  # a_1 is a variable
+        return None
+    base = _BASES[match[2][6:-1].lower()] if match[2].startswith("\\") else int(match[2][:9])
+    return match[1].replace(",", "").upper(), base
+
+
 def _only_number(text: str) -> Fraction | None:
     """The value of a sentence with exactly one number, such as "Janet has 18 apples left"."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     numbers = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?![\w^/*+=])", text)
-    rest = re.sub(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", " ", text)
+    rest = text.replace(numbers[0], " ", 1) if len(numbers) == 1 else text
     if (
         len(numbers) != 1
-        or _NO_UNIT.search(rest.replace(" to ", " "))
+        or NO_UNIT.search(re.sub(r" (?:to|is|over) ", " ", rest))
+        or changes_its_number(text)
         or not re.fullmatch(r"[A-Za-z \-'.,%:()]*", rest)
     ):
         return None
@@ -493,15 +646,17 @@ def _only_number(text: str) -> Fraction | None:
 def _text(text: str) -> str:
     """Words compare without case, punctuation, spaces and `\text`; single letters keep their case."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
-    plain = re.sub(r"^(?i:the|an?) ", "", plain.strip())
+    plain = re.sub(r"^(?i:the|an?|option|choice) (?=.)", "", plain.strip())
     if choice := _CHOICE.fullmatch(plain):
+        return choice.group(1).upper() if plain.startswith("(") else choice.group(1)
+    if choice := _CHOSEN.match(plain):  # (B) 12
         return choice.group(1)
     return re.sub(r"[\s()\"'.,\-]", "", plain).casefold()
 
 
 def _ask(symbolic: Symbolic, kind: str, gold: str, response: str) -> bool:
     for text in (gold, response):
-        if len(text) > MAX_SYMBOLIC or not _balanced(text) or re.search(r"\d \d|[%&#@?\"]|\ufffd", text):
+        if len(text) > MAX_SYMBOLIC or not _balanced(text) or re.search(r"\d \d|\d'|[%&#@?\"]|\ufffd", text):
             if text is response:
                 raise UnparsableError(f"no expression: {response[:40]}")
             return False

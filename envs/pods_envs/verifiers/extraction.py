@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from pods_envs.verifiers.latex import closing_brace, closing_braces
+from pods_envs.verifiers.words import RETRACTION, changes_its_number
 
 FORMATS = {
     "auto": ("boxed", "hash", "xml"),
@@ -64,6 +65,8 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
         return _last_words(reasoning, names)
     found, place = _last_place(visible, names)
     if place is not None:
+        if RETRACTION.search(visible, place.end):
+            return NOTHING
         text = _innermost(found, place.answer)
         return Extraction(text, found, True) if text else NOTHING
     if answer_format != "auto":
@@ -127,6 +130,7 @@ def _innermost(found: str, answer: str | None) -> str | None:
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*|(?<![a-zA-Z\\])boxed(?=\{)")
+_JOINED = re.compile(r"[\s$]{0,9}(?:,|or|and|\\text\{ ?(?:or|and) ?\})[\s$]{0,9}")
 _BARE = re.compile(r"-?[\w.,/]{0,100}\w|\\\w+")
 
 
@@ -147,17 +151,25 @@ def last_box(text: str) -> _Place | None:
                 braces = closing_braces(text) if braces is None else braces  # a thousand may be open
                 continue
             answer = text[end + 1 : closed]
-            answer = _BOX.sub("", answer) if "box" in answer else answer
-            last = _Place(start, closed + 1, answer.strip())
+            answer = (_BOX.sub("", answer) if "box" in answer else answer).strip()
+            if last and last.answer and answer and _JOINED.fullmatch(text, last.end, start):
+                start, answer = last.start, f"{last.answer}; {answer}"  # \boxed{1} or \boxed{2}
+            last = _Place(start, closed + 1, answer)
         else:
             bare = _BARE.match(text, end)
             last = _Place(start, bare.end() if bare else end, bare.group() if bare else "")
+        if text.find("box", last.end) < 0:
+            break
     return last
 
 
 _HASH = re.compile(r"####+[ \t]*((?:(?!</)[^\n])*)")
 _NEXT_LINE = re.compile(r"\s*((?:(?!</)[^\n])*)")
-_HEADING = re.compile(r"\s*\**(?:step\b|\d{1,2}[.):]\s+\**[A-Za-z])", re.I)
+_HEADING = re.compile(
+    r"\s*\**(?:(?:step|explanation|note|reasoning|check|verification|proof)\b|\d{1,2}[.):]\s+\**[A-Za-z])",
+    re.I,
+)
+_TEXT = re.compile(r"\S")
 
 
 def _last_hash(text: str) -> _Place | None:
@@ -171,7 +183,7 @@ def _last_hash(text: str) -> _Place | None:
         field = match if match.group(1).strip() else _NEXT_LINE.match(text, match.end())
         assert field is not None
         answer = field.group(1)
-        if _HEADING.match(answer) or (not re.search(r"\d", answer) and text[field.end() :].strip()):
+        if _HEADING.match(answer) or (not re.search(r"\d", answer) and _TEXT.search(text, field.end())):
             continue
         last = _Place(match.start(), field.end(), answer.rstrip(" \t#"))
     return last
@@ -197,42 +209,99 @@ _FINDERS = {"boxed": ("box", last_box), "hash": ("####", _last_hash), "xml": ("<
 
 
 _PHRASE = re.compile(
-    r"(?i)\banswer\b[\s*_]{0,20}(?:(?:is|was|are|=|:)[\s*_:]{0,20})+"
-    r"|(?m:^[#*_ \t]{0,20}(?:(?:the|my)\s)?(?:(?:final|correct)\s)?answer[*_ \t]{0,20}\n)\s{0,20}"  # a heading
+    r"(?i)(?<![A-Za-z])(?:answers?|ans)(?![A-Za-z])(?:\s(?:to|for)\s[^.\n=:]{1,60}?)?[\s*_}]{0,20}"
+    r"(?:(?:is|was|are|equals|(?:should|would|must|will) be|=|:|→)[\s*_:]{0,20})+"
+)
+_HEADING_ANSWER = re.compile(
+    r"(?im)^[#*_ \t]{0,20}(?:(?:the|my)\s)?(?:(?:final|correct|short)\s)?answer(?:\s\(?final\)?)?[*_ \t]{0,20}\n"
 )
 _IN_TEXT = re.compile(r"\\(?:text\w{0,2}|math(?:rm|bf|it)|mbox)\s?\{[^{}]{0,40}$")
-_FORMULA_END = re.compile(r"\\[\])]|\$")
-_FORMULA = re.compile(r"\$\$?([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+_FORMULA_END = re.compile(r"\\[\])]|(?<!\\)\$\$?")
+_BULLET = re.compile(r"\s*\n\s*[->•]\s+")
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\$)\$(?!\s*\$)([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+_MORE = r"(?:(?:or|and)\s+(?:also\s+|maybe\s+|possibly\s+)?[\d$\\(+-]|[A-Za-z]\s*=)"  # another value
 _SENTENCE_END = re.compile(
-    r"[.!?](?=[\s*_\"')]|$)|;|\n|,(?=\s+[A-Za-z])|\s\((?=[A-Za-z])|\s(?:because|since|as|so)\s"
+    rf"[.!?](?=[\s*_\"')]|$)|;(?!\s*(?:or\s|and\s)?[\d$\\(-])|\n|,(?=\s+(?!{_MORE})[A-Za-z])"
+    r"|\s\((?=(?!or\b)[A-Za-z])|\s(?:because|since|as|so)\s"
 )
-_OPEN_SUM = re.compile(r"\d\s*(?:[-+*/^=×÷]|\\times|\\cdot|\\div)")
+_OTHERS = re.compile(
+    r"(?i)[\s.?!,;)*_]*\(?(?:or|and also|as well as|no,? wait)\b"
+)  # after what was taken for all
+_OPEN_SUM = re.compile(r"\d\s*(?:[-+*/^×÷]|\\times|\\cdot|\\div)")
 _FIELD = 2000  # characters after a phrase that may be part of the answer
 
 
 def _phrase(text: str) -> str | None:
-    """What follows the last "the answer is", "Answer:" or heading "Answer" in its sentence; None if none comes."""
-    matches = list(_PHRASE.finditer(text))
-    if not matches:
+    """What follows the last "the answer is" or "Answer:" in its sentence, or the last heading "Answer".
+
+    Returns:
+        None if neither comes, "" if what comes is no answer.
+    """
+    match, heading = _last_match(_PHRASE, text), _last_match(_HEADING_ANSWER, text)
+    if heading is not None and (match is None or match.start() <= heading.start()):
+        return _under_heading(text[heading.end() - 1 : heading.end() + _FIELD])
+    if match is None:
         return None
-    match = matches[-1]
-    field = text[match.end() : match.end() + _FIELD].lstrip(" \n\t*_")
+    start = match.end()
+    if bullet := _BULLET.search(text, match.start(), start + 4):
+        start = max(start, bullet.end())
+    field = text[start : start + _FIELD].lstrip(" \n\t*_")
     if _IN_TEXT.search(text, max(0, match.start() - 60), match.start()):  # \[ \text{Answer: } 36 \]
-        field = _FORMULA_END.split(
-            field.replace("}", " ", 1) if "{" not in field.split("}")[0] else field, 1
-        )[0]
+        close = field.find("}")
+        if close >= 0 and "{" not in field[:close]:
+            field = (field[:close] + " " + field[close + 1 :]).lstrip()
+        end = _FORMULA_END.search(field)
+        if end and not _FORMULA.match(field):
+            if field[: end.start()].strip():
+                return _denied(field[: end.start()], field[end.end() :])
+            field = field[end.end() :].lstrip()
     formula = _FORMULA.match(field)
-    if formula and not re.match(r"\s*(?:or|and|,)\s*[\d$\\]", field[formula.end() :]):
-        return next(group for group in formula.groups() if group is not None)
+    if formula and not re.match(r"\s*(?:or|and|,|/|;)\s*[\d$\\]", field[formula.end() :]):
+        return _denied(next(group for group in formula.groups() if group is not None), field[formula.end() :])
     end = _SENTENCE_END.search(field)
     answer = (field[: end.start()] if end else field).rstrip(" *_")
-    if end is None and _OPEN_SUM.search(answer):
-        return ""  # cut off in the middle of a sum
-    return answer
+    if end is None and _is_open(answer):
+        return ""
+    return _denied(answer, field[end.start() :] if end else "")
 
 
-_NUMBER = re.compile(r"-?[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d^/*+])%?")
-_HEDGE = re.compile(r"(?i)\b(?:or|not|between|maybe|perhaps|either)\b")
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found = None
+    for found in pattern.finditer(text):  # noqa: B007
+        pass
+    return found
+
+
+def _under_heading(body: str) -> str:
+    """The one line or formula under a heading; more than that is a solution."""
+    body = _BULLET.sub(" ", body, count=1).strip(" *_\n\t")
+    formula = _FORMULA.fullmatch(body)
+    if formula:
+        return next(group for group in formula.groups() if group is not None)
+    if "\n" in body or re.search(r"[.!?]\s", body) or _is_open(body):
+        return ""
+    return body
+
+
+def _denied(answer: str, rest: str) -> str:
+    """The answer, unless what follows adds another or takes it back."""
+    return "" if _OTHERS.match(rest) or RETRACTION.search(rest) else answer
+
+
+def _is_open(answer: str) -> bool:
+    """Whether a text that just ends may have been cut off in the middle of a sum: `27+9`, but not `27+9=36`."""
+    last = answer.rsplit("=", 1)[-1]
+    return bool(_OPEN_SUM.search(last)) and not re.search(r"(?<![A-Za-z\\])[A-Za-z]", last)
+
+
+_NUMBER = re.compile(
+    r"(?<![\w/^.])-?[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d^/*+])(?!,\d{3}(?!\d))%?"
+)
+
+
+_STEP = re.compile(
+    r"(?i)(?:let|suppose|assume|first|next|then we|now we)\b"
+)  # a sentence that is not the last
 
 
 def _last_number(text: str) -> str | None:
@@ -244,4 +313,6 @@ def _last_number(text: str) -> str | None:
         return None
     sentence = re.split(r"(?<=[.!?])\s|\n", text[:-1][-1000:])[-1]
     numbers = _NUMBER.findall(sentence.rsplit("=", 1)[-1])
-    return str(numbers[0]) if len(numbers) == 1 and not _HEDGE.search(sentence) else None
+    if len(numbers) != 1 or changes_its_number(sentence) or _STEP.match(sentence):
+        return None
+    return str(numbers[0])

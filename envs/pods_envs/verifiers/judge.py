@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -162,6 +163,8 @@ def _compare(reference: str, answer: str, symbolic: Symbolic) -> tuple[bool, str
     answer = answer.strip()
     if len(answer) > MAX_LENGTH:
         return False, "too_large" if answer.isdecimal() else "unparsable"
+    if re.match(r"~\s*\d", answer):  # about that much
+        return False, "unparsable"
     cleaned = clean(answer)
     if not cleaned:
         return False, "no_answer"

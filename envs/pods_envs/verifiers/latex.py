@@ -17,6 +17,7 @@ _UNICODE = str.maketrans(
         **dict.fromkeys("×✕", r"\times "),
         **dict.fromkeys("·⋅∙", r"\cdot "),
         **dict.fromkeys("∕⁄", "/"),
+        **dict.fromkeys("₹₽₩", "$"),
         **dict.fromkeys("“”„", '"'),
         **dict.fromkeys("‘’", "'"),
         "÷": r"\div ",
@@ -50,18 +51,21 @@ _UNICODE = str.maketrans(
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_SPECIAL_TOKEN = re.compile(r"</?(?:s|eos|bos|pad|\|[\w ]{1,40}\|)>|<(?:start|end)_of_turn>")
+_SPECIAL_TOKEN = re.compile(r"</?(?:s|eos|bos|pad|[|｜][\w ▁]{1,40}[|｜])>|<(?:start|end)_of_turn>")
 
 _TEXT_COMMANDS = "text|mbox|hbox|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathit|mathsf|rm|bf|it"
 _NEWLINE = "\x1e"  # stands for `\\`, so that no rule takes its second half for the start of a command
 _SPACED_NUMBER = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _END = r"(?![a-zA-Z])"  # of a command
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # braces, three deep
 # (what a text must hold for the pattern to match, pattern, replacement): most texts hold few of the first, and a
 # look for a fixed string costs next to nothing.
 _RULES = tuple(
     (needle, re.compile(pattern), replacement)
     for needle, pattern, replacement in (
         ("\\\\", r"\\\\(?:\[[\w. ]*\])?", _NEWLINE),
+        ("\\cr", rf"\\cr{_END}", _NEWLINE),
+        ("<<", r"<<[^<>]*>>", ""),  # GSM8K's calculator
         ("**", r"\*\*", ""),
         ("`", r"`", ""),
         ("\\", r"\\(?:left|right)\s*\.", ""),
@@ -70,7 +74,11 @@ _RULES = tuple(
             rf"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits|boldsymbol|ensuremath){_END}",
             "",
         ),
-        ("\\", r"\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}", ""),
+        ("\\", r"\\(?:phantom|hspace|vspace|label|tag|(?:text)?color)\*?\{[^{}]*\}", ""),
+        ("\\", rf"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|underline){_END}", ""),
+        ("\\begin", r"\\begin\{(?:align(?:ed)?|gathered|split|equation)\*?\}", ""),
+        ("\\end", r"\\end\{(?:align(?:ed)?|gathered|split|equation)\*?\}", ""),
+        ("&=", "&=", "="),
         # thousands written in TeX: 10,\!000  10{,}000  10\,000
         ("\\", r"(?<=\d)(?:, ?\\! ?|\\[,;:] ?)(?=\d{3}(?!\d))", ""),
         ("{,}", r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ""),
@@ -81,7 +89,7 @@ _RULES = tuple(
         ("$", r"(?<!\\)\$", " "),
         ("\\", rf"\\textdollar{_END}|\\\$", ""),
         ("", r"[€£¥¢]", ""),
-        ("frac", rf"\\[dtc]frac{_END}", r"\\frac"),
+        ("frac", rf"\\(?:[dtcs]|nice)frac{_END}", r"\\frac"),
         ("binom", rf"\\[dt]binom{_END}", r"\\binom"),
         ("\\le", rf"\\(?:leqslant|leqq|leq){_END}", r"\\le "),
         ("<=", "<=", r"\\le "),
@@ -102,7 +110,13 @@ _RULES = tuple(
         ("\\rangle", rf"\\rangle{_END}", ")"),
         ("vert", rf"\\[lr]?vert{_END}", "|"),
         ("R", rf"\\(?:mathbb|Bbb|mathbf) ?\{{?R\}}?{_END}", r"\\mathbb{R}"),
-        ("\\circ", r"\^ ?\{? ?\\circ ?\}?", ""),
+        # an angle in a function: \sin 30^\circ
+        (
+            "\\circ",
+            r"(\\(?:sin|cos|tan|cot|sec|csc) ?\(? ?)(\d+(?:\.\d+)?) ?\^ ?\{? ?\\circ ?\}?",
+            r"\1(\\frac{\2\\pi}{180})",
+        ),
+        ("\\circ", r"\^ ?\{? ?\\circ ?\}?(?: ?\\?(?:text|mathrm)? ?\{? ?[CF] ?\}?$)?", ""),
         ("\\degree", r"\^ ?\{? ?\\degree ?\}?|\\degree(?![a-zA-Z])", ""),
         ("\\", r"\\(?:mathrm|rm|text) ?\{ ?([eid]) ?\}|\\mathbf ?\{ ?([a-z]) ?\}", r" \1\2 "),
         ("\\operatorname", r"\\operatorname\*? ?\{ ?([a-zA-Z]+) ?\}", r"\\\1 "),
@@ -111,18 +125,33 @@ _RULES = tuple(
         ("\\%", r"\\%", "%"),
         ("", r"(?i:\bper ?cent\b)|\\text ?\{ ?per ?cent ?\}", "%"),
         ("\\infty", rf"\+ ?\\infty{_END}", r"\\infty"),
+        ("\\text", r"\\text ?\{([^{}^]*)\^ ?\{?(\d)\}?\}", r"\\text{\1}^\2"),
         ("\\text", r"\\text ?\{ ?([^{}]*?) ?\}", r"\\text{\1}"),
-        ("\\over", r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        ("}_", r"\\text\{(\w+)\}_", r"\1_"),
+        ("\\text{to}", r"(?<=\d) ?\\text\{to\} ?(?=\d)", ":"),
+        # repeating decimals: 0.\bar3  0.333\ldots
+        (".", r"(?<=\.)(\d*)\\(?:bar|dot) ?\{?(\d+)\}?", r"\1\\overline{\2}"),
+        ("\\ldots", r"(?<=\.)(\d*?)(\d{1,3})\2{2,} ?\\ldots", r"\1\\overline{\2}"),
+        # as in plain text
+        ("sqrt", r"(?<![A-Za-z\\])sqrt(?![A-Za-z])", r"\\sqrt"),
+        ("", r"(?<![A-Za-z\\])(sin|cos|tan|ln|log|exp)(?![A-Za-z])", r"\\\1 "),
+        ("pi", r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        ("infinity", r"(?:\\text\{)?(?<![A-Za-z\\])infinity(?![A-Za-z])(?:\})?", r"\\infty "),
+        ("10^", r"(?<=\d) ?x ?(?=10\^)", r"\\times "),
+        (
+            "\\over",
+            rf"\{{((?:[^{{}}]|{_GROUP})*)\\over(?![a-zA-Z])((?:[^{{}}]|{_GROUP})*)\}}",
+            r"\\frac{\1}{\2}",
+        ),
         # every argument gets its braces: \frac12  \frac1{2}  \sqrt2  \sqrt[3]2
         ("\\frac", r"\\frac ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac{\1}"),
-        ("\\frac", r"\\frac ?(\{[^{}]*\}) ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac\1{\2}"),
+        ("\\frac", rf"\\frac ?({_GROUP}) ?(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\frac\1{\2}"),
         (
             "\\sqrt",
-            r"\\sqrt ?(\[[^\[\]]*\])? ?(?:\(?(\d+)\)?|([A-Za-z])|(\\[A-Za-z]+))",
-            r"\\sqrt\1{\2\3\4}",
+            r"\\sqrt ?(\[[^\[\]]*\])? ?(\d+|[A-Za-z]|\\[A-Za-z]+)",
+            r"\\sqrt\1{\2}",
         ),
-        ("sqrt", r"(?<![A-Za-z\\])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
-        ("\\sqrt", r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        ("\\sqrt", r"\\sqrt ?\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}"),
         (" ", r"([_^])(\w) (?=\w)", r"\1{\2}"),
         ("\\", r"(\\[A-Za-z]+) +(?=\d)", r"\1"),
     )
@@ -146,6 +175,8 @@ def clean(text: str) -> str:
         if needle in text:
             text = pattern.sub(replacement, text)
     text = strip(_tight(text).replace(_NEWLINE, r"\\"))
+    if text.startswith("=") or text.endswith("\\"):
+        text = strip(re.sub(r"^=+|(?<!\\)\\$", "", text))
     return text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text
 
 
@@ -157,7 +188,7 @@ def strip(text: str) -> str:
         text = text.strip()
         if text.endswith((".", ",", ";", ":", "\\")):
             text = re.sub(r"(?:(?<!\\)[.,;:]|\\\\)+$", "", text)
-        if len(text) > 1 and text[0] in "\"'" and text[-1] in "\"'":
+        if len(text) > 2 and text[0] in "\"'*" and text[-1] == text[0]:
             text = text[1:-1]
         if text.startswith("{"):
             ends = closing_braces(text)
@@ -185,18 +216,21 @@ def closing_braces(text: str) -> dict[int, int]:
 
 def closing_brace(text: str, start: int) -> int | None:
     r"""Where the brace that opens at `start` is closed; `closing_braces(text)[start]` in less time."""
-    end = text.find("}", start)
-    if end < 0 or (text.find("{", start + 1, end) < 0 and text.find("\\", start, end) < 0):
-        return None if end < 0 else end
-    depth = 0
-    for match in _BRACE.finditer(text, start):
-        if match.group() == "{":
-            depth += 1
-        elif match.group() == "}":
-            depth -= 1
-            if depth == 0:
+    if "\\{" in text or "\\}" in text or "\\\\" in text:
+        depth = 0
+        for match in _BRACE.finditer(text, start):
+            depth += (match.group() == "{") - (match.group() == "}")
+            if depth == 0 and match.group() == "}":
                 return match.start()
-    return None
+        return None
+    depth, end = 0, start
+    while True:
+        previous, end = end, text.find("}", end + 1)
+        if end < 0:
+            return None
+        depth += text.count("{", previous, end) - 1
+        if depth == 0:
+            return end
 
 
 def plain_characters(text: str) -> str:
