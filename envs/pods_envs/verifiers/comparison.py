@@ -85,6 +85,7 @@ class _Node:
 
 
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_IN_NUMBER = re.compile(r"(?<=\d),(?=\d{3}(?:,\d{3})*(?![\d,]))")
 _THOUSANDS_COMMA = re.compile(r",(?=\d{3}(?!\d))")
 _LIST_SEPARATOR = (
     r"[,;]|\\text\{,? ?(?:and|or|AND|OR) ?,?\}|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])"
@@ -97,9 +98,11 @@ _MATRIX = re.compile(
 _NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_\{?\w+\}?)?'*")
 _FUNCTION = re.compile(rf"(?:{_NAME.pattern}|f\^\{{-1\}})\([^()]*\)")
 _STRUCTURE_NAME = re.compile(
-    rf"{_NAME.pattern}|\([A-Za-z](?:,[A-Za-z])+\)|\\(?:vec|overrightarrow|text)\{{\w+\}}"
+    rf"{_NAME.pattern}|\((?:[A-Za-z]|\\[A-Za-z]+)(?:,(?:[A-Za-z]|\\[A-Za-z]+))+\)|\\(?:vec|overrightarrow|text)\{{\w+\}}"
 )
 _BOTH = re.compile(r"\\text\{,? ?and ?,?\}|(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![a-zA-Z])", re.I)
+_EITHER = re.compile(r"\\text\{,? ?or ?,?\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![a-zA-Z])", re.I)
+_COORDINATES = ("xy", "xyz", "ab", "abc", "abcd")  # names whose order is known
 _SETS = re.compile(r"\\(?:setminus|cap|mathbb|cup|le|ge|neq|in|notin|emptyset)(?![a-zA-Z])|[<>|]")
 _BUILDER = re.compile(  # {x | 2 < x}
     rf"{_NAME.pattern}(?:\\in ?\\mathbb\{{R\}})?(?:\\mid(?![a-zA-Z])|:|\|) ?(.*(?:<|>|\\le|\\ge|\\in).*)",
@@ -145,7 +148,8 @@ def _parse(text: str, depth: int = 0) -> _Node:
         if opening == 2 and (built := _BUILDER.fullmatch(inner)):
             return _parse(built[1], depth + 1)
         if opening == 2 and "|" not in inner:
-            return _Node("set", text, tuple(_parse(part, depth + 1) for part in parts if part.strip()))
+            items = tuple(item for part in parts if part.strip() for item in _flat(_parse(part, depth + 1)))
+            return _Node("set", text, items)
         if opening == 1 and len(parts) > 1:
             return _Node(
                 "sequence", text, tuple(_parse(part, depth + 1) for part in parts), text[0] + text[-1]
@@ -224,7 +228,7 @@ def _equal_nodes(gold: _Node, response: _Node, symbolic: Symbolic) -> bool:
     if set(kinds) == {"list", "sequence"}:  # a pair may go without its parentheses, an interval may not
         brackets = gold.brackets + response.brackets
         infinite = any("\\infty" in item.text for item in (*gold.items, *response.items))
-        if brackets != "()" or infinite:
+        if brackets != "()" or infinite or _EITHER.search((gold if gold.kind == "list" else response).text):
             return False
         return _equal_items(_in_order(gold), _in_order(response), symbolic)
     if {"list", "set", "union"}.issuperset(kinds):
@@ -257,7 +261,7 @@ def _in_order(node: _Node) -> Sequence[_Node]:
     """The items of a list `y=1,x=2` by their names, where each has one of its own; else as they are."""
     named = [(sides[0], item) for item in node.items if len(sides := _sides(item.text)) == 2]
     names = {name for name, _ in named}
-    if node.kind != "list" or len(names) < len(node.items) or not all(map(_NAME.fullmatch, names)):
+    if node.kind != "list" or len(names) < len(node.items) or "".join(sorted(names)) not in _COORDINATES:
         return node.items
     return [item for _, item in sorted(named, key=lambda pair: pair[0])]
 
@@ -421,8 +425,8 @@ _UNITS = {
 # A value and what follows it: `15\text{ cm}^2`, `5 m`, `3 \text{ apples}`.
 _UNIT = re.compile(
     r"(?P<value>.*(?:[\d})!]|\\[A-Za-z]+|(?<![A-Za-z])[a-z]))\s*"
-    r"(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?P<plain>(?<=[\d})! ])[A-Za-z][A-Za-z./' \-]+|(?<=[\d})!])[gmlhs]))"
-    r"(?:\^?\{?(?P<power>\d)\}?)?(?:\\text\{(?P<per>[^\d{}]*)\}|(?P<plain_per>/[a-z]+))?)",
+    r"(?P<unit>(?:\\text\{(?P<text>[^\d{}]*)\}|(?P<plain>(?<=[\d})! ])[A-Za-z][A-Za-z./' \-]+))"
+    r"(?:\^\{?(?P<power>\d)\}?|(?P<bare>[23]))?(?:\\text\{(?P<per>[^\d{}]*)\}|(?P<plain_per>/[a-z]+))?)",
     re.S,
 )
 _TO_TEN = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -469,13 +473,16 @@ def _quantity(text: str) -> _Quantity:
             if value and not name:
                 return _Quantity(value)
         per = (match["per"] or match["plain_per"] or "").strip()
+        power = match["power"] or match["bare"]
+        if match["bare"] and name.lower() not in _UNITS:  # 2 times 3
+            value = ""
         if (
             value
             and _is_unit(name, value, written)
             and not NO_UNIT.search(f"{name} {per}")
             and not has_words(value)
         ):
-            text, unit = value, _unit(name + ("" if match["power"] is None else f"^{match['power']}") + per)
+            text, unit = value, _unit(name + ("" if power is None else f"^{power}") + per)
     percent = text.endswith("%")
     return _Quantity(text.rstrip("%").rstrip() if percent else text, unit, percent)
 
@@ -510,8 +517,8 @@ def _is_unit(name: str, value: str, written: bool) -> bool:
         unit = words[0].lower()
         return unit in _UNITS and (_rational(value) is not None or unit in _NEVER_VARIABLES)
     return all(
-        word.lower() in _UNITS or word in ("per", "of", "sq", "cu") or len(word) > 2 for word in words
-    ) and ("/" in name or " per " in name or has_words(name))
+        word.lower() in _UNITS or word in ("per", "of", "sq", "cu", "o") or len(word) > 2 for word in words
+    ) and ("/" in name or " per " in name or words[0] in ("sq", "cu") or has_words(name))
 
 
 def _unit(name: str) -> str:
@@ -633,12 +640,7 @@ def _only_number(text: str) -> Fraction | None:
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     numbers = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?![\w^/*+=])", text)
     rest = text.replace(numbers[0], " ", 1) if len(numbers) == 1 else text
-    if (
-        len(numbers) != 1
-        or NO_UNIT.search(re.sub(r" (?:to|is|over) ", " ", rest))
-        or changes_its_number(text)
-        or not re.fullmatch(r"[A-Za-z \-'.,%:()]*", rest)
-    ):
+    if len(numbers) != 1 or changes_its_number(text) or not re.fullmatch(r"[A-Za-z \-'.,%:()]*", rest):
         return None
     return _rational(numbers[0].rstrip(","))
 
@@ -660,7 +662,8 @@ def _ask(symbolic: Symbolic, kind: str, gold: str, response: str) -> bool:
             if text is response:
                 raise UnparsableError(f"no expression: {response[:40]}")
             return False
-    return symbolic(kind, gold.replace(";", ","), response.replace(";", ","))
+    gold, response = (_IN_NUMBER.sub("", text).replace(";", ",") for text in (gold, response))
+    return symbolic(kind, gold, response)
 
 
 def _nesting(text: str) -> int:

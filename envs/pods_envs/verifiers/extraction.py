@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from pods_envs.verifiers.latex import closing_brace, closing_braces
-from pods_envs.verifiers.words import RETRACTION, changes_its_number
+from pods_envs.verifiers.words import changes_its_number, taken_back
 
 FORMATS = {
     "auto": ("boxed", "hash", "xml"),
@@ -65,7 +65,9 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
         return _last_words(reasoning, names)
     found, place = _last_place(visible, names)
     if place is not None:
-        if RETRACTION.search(visible, place.end):
+        if place.start and _NOT.search(visible, max(0, place.start - 20), place.start):
+            return NOTHING
+        if place.answer and place.end < len(visible) and taken_back(place.answer, visible[place.end :]):
             return NOTHING
         text = _innermost(found, place.answer)
         return Extraction(text, found, True) if text else NOTHING
@@ -130,7 +132,9 @@ def _innermost(found: str, answer: str | None) -> str | None:
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*|(?<![a-zA-Z\\])boxed(?=\{)")
-_JOINED = re.compile(r"[\s$]{0,9}(?:,|or|and|\\text\{ ?(?:or|and) ?\})[\s$]{0,9}")
+_GAP = r"(?:[\s$(]|\\q?quad|\\[,; ()]){0,9}"
+_JOINED = re.compile(rf"{_GAP}(?:,|or else|or|and|\\text\{{ ?(?:or|and) ?\}}){_GAP}")
+_NOT = re.compile(r"(?i)\bnot[ \t]+(?:\$|\\\()?[ \t]*$")
 _BARE = re.compile(r"-?[\w.,/]{0,100}\w|\\\w+")
 
 
@@ -152,7 +156,8 @@ def last_box(text: str) -> _Place | None:
                 continue
             answer = text[end + 1 : closed]
             answer = (_BOX.sub("", answer) if "box" in answer else answer).strip()
-            if last and last.answer and answer and _JOINED.fullmatch(text, last.end, start):
+            joined = last and last.answer and answer and _JOINED.fullmatch(text, last.end, start)
+            if last and joined and answer != last.answer:
                 start, answer = last.start, f"{last.answer}; {answer}"  # \boxed{1} or \boxed{2}
             last = _Place(start, closed + 1, answer)
         else:
@@ -285,7 +290,7 @@ def _under_heading(body: str) -> str:
 
 def _denied(answer: str, rest: str) -> str:
     """The answer, unless what follows adds another or takes it back."""
-    return "" if _OTHERS.match(rest) or RETRACTION.search(rest) else answer
+    return "" if _OTHERS.match(rest) or taken_back(answer, rest) else answer
 
 
 def _is_open(answer: str) -> bool:
@@ -295,7 +300,8 @@ def _is_open(answer: str) -> bool:
 
 
 _NUMBER = re.compile(
-    r"(?<![\w/^.])-?[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d^/*+])(?!,\d{3}(?!\d))%?"
+    r"(?<![\w/^.])-?[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d^/*+])(?!,\d{3}(?!\d))"
+    r"(?!(?:[kKMBx]|e\d+|st|nd|rd|th)(?![A-Za-z]))%?"
 )
 
 
@@ -304,15 +310,24 @@ _STEP = re.compile(
 )  # a sentence that is not the last
 
 
+_EQUATION = re.compile(  # 2x = 18 does not say what x is
+    r"(?:\d\s*\*?\s*[A-Za-z]|(?<![A-Za-z])[A-Za-z]\s*[-+*/]\s*[\d.]+)\s*=[^=]*$"
+)
+_NOT_ALL = re.compile(r"[+*/×]|[-–—]\s+[$€£]?\d|–\d")  # 18 + x, or a dash that may be a minus
+
+
 def _last_number(text: str) -> str | None:
     """The number of a finished last sentence, if it is the only one there or after the last equals sign."""
-    text = text.strip(" \n\t*_\"'")
+    text = text.strip(" \n\t*_\"'").replace("**", "").replace("−", "-")
     if _NUMBER.fullmatch(text[-100:]):
         return text  # nothing but a number
     if not text.endswith((".", "!")):
         return None
     sentence = re.split(r"(?<=[.!?])\s|\n", text[:-1][-1000:])[-1]
-    numbers = _NUMBER.findall(sentence.rsplit("=", 1)[-1])
-    if len(numbers) != 1 or changes_its_number(sentence) or _STEP.match(sentence):
+    if _STEP.match(sentence) or _EQUATION.search(sentence):
+        return None
+    last = sentence.rsplit("=", 1)[-1]
+    numbers = _NUMBER.findall(last)
+    if len(numbers) != 1 or _NOT_ALL.search(last) or changes_its_number(last):
         return None
     return str(numbers[0])

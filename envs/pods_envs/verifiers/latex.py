@@ -82,6 +82,7 @@ _RULES = tuple(
         # thousands written in TeX: 10,\!000  10{,}000  10\,000
         ("\\", r"(?<=\d)(?:, ?\\! ?|\\[,;:] ?)(?=\d{3}(?!\d))", ""),
         ("{,}", r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ""),
+        (",0", r"(?<=\d),(?=0\d\d(?!\d))", ""),  # no list has the item 000
         (",", r"(?<=\d), ?(?:(?<= )|\\[,;:] ?)(?=-?\d)", ";"),  # 11, 050 is a list; 11,050 is a number
         ("\\!", r"\\!", ""),
         ("\\", rf"\\[,;: ]|\\(?:q?quad|enspace|thinspace){_END}|\\[()\[\]]", " "),
@@ -91,6 +92,7 @@ _RULES = tuple(
         ("", r"[€£¥¢]", ""),
         ("frac", rf"\\(?:[dtcs]|nice)frac{_END}", r"\\frac"),
         ("binom", rf"\\[dt]binom{_END}", r"\\binom"),
+        ("binom", r"\\binom ?(\w) ?(\w)", r"\\binom{\1}{\2}"),
         ("\\le", rf"\\(?:leqslant|leqq|leq){_END}", r"\\le "),
         ("<=", "<=", r"\\le "),
         ("\\ge", rf"\\(?:geqslant|geqq|geq){_END}", r"\\ge "),
@@ -113,11 +115,12 @@ _RULES = tuple(
         # an angle in a function: \sin 30^\circ
         (
             "\\circ",
-            r"(\\(?:sin|cos|tan|cot|sec|csc) ?\(? ?)(\d+(?:\.\d+)?) ?\^ ?\{? ?\\circ ?\}?",
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?: ?\^ ?\{?\d\}?)? ?[({]? ?)"
+            r"(\d+(?:\.\d+)?) ?\^ ?(?:\\circ|\{ ?\\circ ?\})",
             r"\1(\\frac{\2\\pi}{180})",
         ),
-        ("\\circ", r"\^ ?\{? ?\\circ ?\}?(?: ?\\?(?:text|mathrm)? ?\{? ?[CF] ?\}?$)?", ""),
-        ("\\degree", r"\^ ?\{? ?\\degree ?\}?|\\degree(?![a-zA-Z])", ""),
+        ("\\circ", r"\^ ?(?:\{ ?\\circ ?\}|\\circ)(?: ?\\?(?:text|mathrm)? ?\{? ?[CF] ?\}?$)?", ""),
+        ("\\degree", r"\^ ?(?:\{ ?\\degree ?\}|\\degree)|\\degree(?![a-zA-Z])", ""),
         ("\\", r"\\(?:mathrm|rm|text) ?\{ ?([eid]) ?\}|\\mathbf ?\{ ?([a-z]) ?\}", r" \1\2 "),
         ("\\operatorname", r"\\operatorname\*? ?\{ ?([a-zA-Z]+) ?\}", r"\\\1 "),
         ("\\", rf"\\(?:{_TEXT_COMMANDS}){_END}", r"\\text"),

@@ -51,10 +51,17 @@ def points(expressions: Sequence[Any]) -> Iterator[tuple[int, dict[Any, Any]]]:
     """Values for the variables, and the sign of all of them (0: whole numbers); if there are none, one point."""
     names = sorted({symbol for expression in expressions for symbol in expression.free_symbols}, key=str)
     rng = random.Random(0)
-    for sign, size in POINTS if names else POINTS[:1]:
-        scale = sign * sympy.Rational(size)
-        yield sign, {name: scale * sympy.Rational(rng.randint(20, 300), 97) for name in names}
-    for start in (2, 3, 6) if names else ():  # (-1)^n is real nowhere else
+    for number, (sign, size) in enumerate(POINTS if names else POINTS[:1]):
+        values = {name: sympy.Rational(size) * sympy.Rational(rng.randint(20, 300), 97) for name in names}
+        # All are negative at one point, every other one at the next: sqrt(x^2 y) is not x sqrt(y).
+        yield (
+            sign,
+            {
+                n: -v if sign < 0 and (number + i) % 2 in (0, len(names) == 1) else v
+                for i, (n, v) in enumerate(values.items())
+            },
+        )
+    for start in (2, 3, 4, 5, 6) if names else ():  # (-1)^n is real nowhere else
         yield 0, {name: sympy.Integer(start + index) for index, name in enumerate(names)}
 
 
@@ -106,11 +113,13 @@ def equal_values(gold: Any, response: Any) -> bool:
         return equal_generally(gold, response)
     names = gold.free_symbols | response.free_symbols
     imaginary = gold.has(sympy.I) or response.has(sympy.I)
-    tested = 0
+    tested, real = 0, False
     for sign, values in points((gold, response)):
-        if sign == 0 and tested:
+        if sign == 0 and real:
             break
         one, other = numeric(gold, values), numeric(response, values)
+        # Where one has a value and the other has none, whole numbers must not make them equal.
+        real = real or (sign != 0 and (one is None) != (other is None))
         if one is None or other is None:
             continue
         # sqrt(x**3) is x*sqrt(x) to everybody, although not for negative x, where both are complex.
@@ -119,6 +128,7 @@ def equal_values(gold: Any, response: Any) -> bool:
         if not close(one, other):
             return False
         tested += 1
+        real = real or sign != 0
         if tested == ENOUGH:
             break
     return True if tested else equal_generally(gold, response)

@@ -6,14 +6,14 @@ import re
 
 # With one of these a text gives no number, or more than one.
 _DOUBT = re.compile(
-    r"(?i)(?<![a-z])(?:or|nor|not|never|none|neither|cannot|either|between|maybe|perhaps|possibly|probably|except|wrong"
-    r"|incorrect|(?:could|might|may)(?: also)? be)(?![a-z])|n't(?![a-z])"
+    r"(?i)(?<![a-z])(?:nor|not|never|none|neither|cannot|maybe|perhaps|or so|possibly|probably|except|wrong"
+    r"|incorrect|approx|approximately|roughly|(?:could|might|may)(?: also)? be)(?![a-z])|n't(?![a-z])"
 )
 # Before a number.
 _BOUND = re.compile(
-    r"(?i)(?<![a-z])(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|up to|under"
-    r"|over|above|below|within|exceeds?|about|around|approximately|roughly|nearly|almost|close to|negative|minus|plus"
-    r"|double|twice|triple|base|root of|by|to the power of"
+    r"(?i)(?<![a-z])(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than"
+    r"|or|either|between|up to|under|over|above|below|within|exceeds?|about|around|approximately|roughly|nearly"
+    r"|almost|close to|negative|minus|plus|double|twice|triple|base|root of|to the power of"
     r"|(?:half|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?|one|multiples?|squares?|cubes?)"
     r" of(?: the)?|january|february|march|april|may|june|july|august|september|october|november|december)\s+[$€£]?\d"
     r"|~\s*\d"
@@ -29,13 +29,14 @@ SCALES = {
 SCALE = re.compile(rf"(?i)({'|'.join(SCALES)})s?(?![a-z])")
 # After a number.
 _MULTIPLE = re.compile(
-    rf"(?i)\d\s+(?:(?:{'|'.join(SCALES)})s?|tens|halves|(?:thir|four|fif|six|seven|eigh|nin|ten)ths|thirds"
+    rf"(?i)\d\s+(?:(?:{'|'.join(SCALES)})s?|or|and an?|and one|minus|plus|divided|multiplied|mod"
+    r"|tens|halves|(?:thir|four|fif|six|seven|eigh|nin|ten)ths|thirds"
     r"|(?:hundred|thousand|million|billion)ths|squared|cubed|factorial|choose|remainder)(?![a-z])"
 )
 # After a value, instead of a unit.
 NO_UNIT = re.compile(
     r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|for|mod|than|least|most|either|between|to|but|plus|minus|divided"
-    r"|multiplied|times|over|choose|squared|cubed|factorial|remainder|(?:sin|cos|tan|cot|sec|csc|log|ln)[a-z]?|exp|lim|is|wrong"
+    r"|multiplied|choose|squared|cubed|factorial|remainder|is|wrong|approx|approximately|roughly"
     r"|incorrect|wait|halves|tens|(?:thir|four|fif|six|seven|eigh|nin|ten)ths|thirds|(?:hundred|thousand|million|billion)"
     r"ths)(?![a-z])|n't"
 )
@@ -43,12 +44,31 @@ NO_UNIT = re.compile(
 
 def changes_its_number(sentence: str) -> bool:
     """Whether a sentence with one number does not give just that: `half of 18`, `not 18`, `18 dozen`."""
-    return any(pattern.search(sentence) for pattern in (_DOUBT, _BOUND, _MULTIPLE))
+    clauses = re.split(r"[,;:]\s", sentence)
+    clause = next((clause for clause in clauses if re.search(r"\d", clause)), sentence)
+    return any(pattern.search(clause) for pattern in (_DOUBT, _BOUND, _MULTIPLE))
 
 
-# What takes an answer back that was given before.
-RETRACTION = re.compile(
-    r"(?i)\b(?:(?:that|this|it|which)(?:'s| is| was) (?:not (?:right|correct)|wrong|incorrect)|scratch that"
-    r"|let me (?:redo|recompute|recalculate|try again|start over)|i made (?:a|an) (?:mistake|error)"
-    r"|actually,? (?:it|the answer)(?:'s| is))\b"
+def taken_back(answer: str, rest: str) -> bool:
+    """Whether the text after an answer says that it is wrong, or gives another."""
+    if _DENIED.match(rest):
+        return True
+    rest = rest.replace("’", "'")
+    return any(match["other"] is None or match["other"] not in answer for match in _TAKEN_BACK.finditer(rest))
+
+
+# Right after an answer.
+_DENIED = re.compile(
+    r"(?i)[\s$*.)\]]{0,9}(?:, but (?:this|that|it) )?(?:(?:is|was) (?:wrong|incorrect|not (?:right|correct|the answer))"
+    r"|(?:isn|wasn)['’]t (?:right|correct|the answer))"
+)
+_START = r"(?:^|[.!?})\]$][\s$*]*)\s*"  # of a sentence
+_LEAD = r"(?:(?:wait|hmm+|no|oops|sorry|but|actually|correction)[\s,.:!…]+)"
+# Sentences, not remarks within one: "a common mistake is 20, which is wrong" takes nothing back.
+_TAKEN_BACK = re.compile(
+    rf"(?im){_START}{_LEAD}*(?:(?:that|this|it)(?:(?:'s| is| was) (?:not (?:right|correct)|wrong|incorrect)"
+    r"|(?: isn| wasn)'t (?:right|correct))|scratch that|let me (?:redo|recompute|recalculate|try again|start over)"
+    r"|i (?:made (?:a|an) (?:mistake|error)|was wrong))"
+    rf"|{_START}{_LEAD}+(?:it|the (?:correct |right )?answer)(?:'s| is| should be) \$?"
+    r"(?P<other>-?\d[\d,.]*\d|\d)(?![\d.]*[A-Za-z])"
 )

@@ -11,10 +11,10 @@ LATEX = r"""
 \lbrace ; \rbrace ; \langle ; \rangle ; &= ; \lvert ; \mathbb{R} ; \Bbb R ; ^\circ ; ^{\degree} ; \degree
 \mathrm{e} ; \mathbf{x} ; \operatorname{lcm} ; \textbf ; \mbox ; \rm ; ^{\prime} ; \% ; percent ; Per Cent
 \text{per cent} ; +\infty ; \text{a} ; {1\over2} ; \frac12 ; \frac{1}2 ; \frac\pi2 ; \sqrt2 ; \sqrt[3]x
-sqrt(2) ; \sqrt(2) ; x_1 y ; x^2 z ; \pi 2 ; 1 ; 23 ; 000 ; x ; , ; { ; } ; \ ; [ ; ] ; ( ; ) ; \cr ; <<2*9=18>>
-\textcolor{red}{5} ; \Large ; \begin{aligned} ; \end{align*} ; \nicefrac ; ^\circ C ; \sin 30^\circ
-\text{cm^2} ; 3\text{to}2 ; \text{1A}_ ; 0.\bar{3} ; 0.333\ldots ; sqrt ; 2pi ; infinity ; \text{infinity}
-1.2 x 10^5 ; sin x ; \frac{\sqrt{3}}2 ; {1+\sqrt{5}\over 2} ; \sqrt(2+(1))
+sqrt(2) ; \sqrt(2) ; x_1 y ; x^2 z ; \pi 2 ; 1 ; 23 ; 000 ; x ; , ; { ; } ; \ ; [ ; ] ; ( ; ) ; \cr ; 1,000
+\binom52 ; <<2*9=18>> ; \textcolor{red}{5} ; \Large ; \begin{aligned} ; \end{align*} ; \nicefrac ; ^\circ C
+\sin 30^\circ ; \text{cm^2} ; 3\text{to}2 ; \text{1A}_ ; 0.\bar{3} ; 0.333\ldots ; sqrt ; 2pi ; infinity
+\text{infinity} ; 1.2 x 10^5 ; sin x ; \frac{\sqrt{3}}2 ; {1+\sqrt{5}\over 2} ; \sqrt(2+(1))
 """
 LATEX = [*(piece.strip() for line in LATEX.splitlines() for piece in line.split(" ; ")), " ", ";"]
 pieces = st.lists(st.sampled_from(LATEX), max_size=12)
