@@ -149,10 +149,11 @@ def last_box(text: str) -> _Place | None:
             continue
         start, end = box.span()
         if text.startswith("{", end):
+            if last is not None and braces is None:  # there may be thousands
+                braces = closing_braces(text)
             closed = closing_brace(text, end) if braces is None else braces.get(end)
             if closed is None:
                 last = _Place(start, end, None)
-                braces = closing_braces(text) if braces is None else braces  # a thousand may be open
                 continue
             answer = text[end + 1 : closed]
             answer = (_BOX.sub("", answer) if "box" in answer else answer).strip()

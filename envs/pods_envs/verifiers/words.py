@@ -62,13 +62,15 @@ _DENIED = re.compile(
     r"(?i)[\s$*.)\]]{0,9}(?:, but (?:this|that|it) )?(?:(?:is|was) (?:wrong|incorrect|not (?:right|correct|the answer))"
     r"|(?:isn|wasn)['’]t (?:right|correct|the answer))"
 )
-_START = r"(?:^|[.!?})\]$][\s$*]*)\s*"  # of a sentence
-_LEAD = r"(?:(?:wait|hmm+|no|oops|sorry|but|actually|correction)[\s,.:!…]+)"
+_START = (
+    r"(?:^|[.!?})\]$][\s$*]{0,9})\s{0,9}"  # of a sentence; bounded, or a page of empty lines takes minutes
+)
+_LEAD = r"(?:(?:wait|hmm+|no|oops|sorry|but|actually|correction)[\s,.:!…]{1,9})"
 # Sentences, not remarks within one: "a common mistake is 20, which is wrong" takes nothing back.
 _TAKEN_BACK = re.compile(
-    rf"(?im){_START}{_LEAD}*(?:(?:that|this|it)(?:(?:'s| is| was) (?:not (?:right|correct)|wrong|incorrect)"
+    rf"(?im){_START}{_LEAD}{{0,5}}(?:(?:that|this|it)(?:(?:'s| is| was) (?:not (?:right|correct)|wrong|incorrect)"
     r"|(?: isn| wasn)'t (?:right|correct))|scratch that|let me (?:redo|recompute|recalculate|try again|start over)"
     r"|i (?:made (?:a|an) (?:mistake|error)|was wrong))"
-    rf"|{_START}{_LEAD}+(?:it|the (?:correct |right )?answer)(?:'s| is| should be) \$?"
+    rf"|{_START}{_LEAD}{{1,5}}(?:it|the (?:correct |right )?answer)(?:'s| is| should be) \$?"
     r"(?P<other>-?\d[\d,.]*\d|\d)(?![\d.]*[A-Za-z])"
 )

@@ -125,6 +125,12 @@ BOMBS = {
     "markers": "####" * 50_000,
     "tags": "<answer>" * 25_000,
     "thoughts": "<think>" * 30_000 + "</think>" * 30_000,
+    "second thoughts": "\\boxed{7}" + "wait. no! " * 20_000,
+    "empty lines": "\\boxed{7}" + "\n" * 100_000 + " $" * 50_000,
+    "answers": "answer to a " * 16_000,
+    "headings of answers": "# answer\n" * 20_000,
+    "boxes in a list": "\\boxed{7}, " * 20_000,
+    "denials": "not \\boxed{7} is not " * 10_000,
     "null bytes": "\x00" * 1000 + "\\boxed{\x007}",
     "lone surrogates": "\ud800\\boxed{\udfff7}\udc00",
 }
@@ -147,5 +153,8 @@ def test_bombs(name, gold):
         "dollars",
         "spaces",
         "null bytes",
+        "second thoughts",
+        "empty lines",
+        "boxes in a list",
     )
     assert not verdict.correct or (gold == "7" and name in harmless)
