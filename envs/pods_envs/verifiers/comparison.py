@@ -463,11 +463,9 @@ def _quantity(text: str) -> _Quantity:
     unit = ""
     match = _UNIT.fullmatch(text)
     if match:
-        name = (
-            match["text"] if match["plain"] is None and match["text"] is not None else match["unit"]
-        ).strip()
-        name = match["plain"].strip() if match["plain"] else name
-        value, written = match["value"].strip(), match["plain"] is None and match["text"] is not None
+        written = match["plain"] is None  # in \text{}
+        name = (match["text"] if written else match["plain"]).strip()
+        value = match["value"].strip()
         if scale := SCALE.match(name):
             value, name = _scaled(value, SCALES[scale[1].lower()]), name[scale.end() :].strip()
             if value and not name:

@@ -48,19 +48,18 @@ ENOUGH = 6  # points at which both have a value
 
 
 def points(expressions: Sequence[Any]) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """Values for the variables, and the sign of all of them (0: whole numbers); if there are none, one point."""
+    """Values for the variables, and whether some are negative (-1), all whole numbers (0), or neither (1)."""
     names = sorted({symbol for expression in expressions for symbol in expression.free_symbols}, key=str)
     rng = random.Random(0)
     for number, (sign, size) in enumerate(POINTS if names else POINTS[:1]):
-        values = {name: sympy.Rational(size) * sympy.Rational(rng.randint(20, 300), 97) for name in names}
-        # All are negative at one point, every other one at the next: sqrt(x^2 y) is not x sqrt(y).
-        yield (
-            sign,
-            {
-                n: -v if sign < 0 and (number + i) % 2 in (0, len(names) == 1) else v
-                for i, (n, v) in enumerate(values.items())
-            },
-        )
+        values = {}
+        for index, name in enumerate(names):
+            # Negative are every other one, then the others: sqrt(x^2 y) is not x sqrt(y).
+            negative = sign < 0 and (len(names) == 1 or (number + index) % 2 == 0)
+            values[name] = sympy.Rational(size) * sympy.Rational(
+                rng.randint(20, 300), -97 if negative else 97
+            )
+        yield sign, values
     for start in (2, 3, 4, 5, 6) if names else ():  # (-1)^n is real nowhere else
         yield 0, {name: sympy.Integer(start + index) for index, name in enumerate(names)}
 
