@@ -72,7 +72,7 @@ def real_roots(expression: Any, values: dict[Any, Any]) -> Any:
     for power in sorted(expression.atoms(sympy.Pow), key=lambda power: power.count_ops()):
         if not power.exp.is_Rational or power.exp.is_integer:
             continue
-        base = power.base.subs(values, simultaneous=True).evalf(DIGITS)
+        base = power.base.xreplace(values).evalf(DIGITS)
         if not base.is_negative:
             continue
         if power.exp.q % 2 == 0:
@@ -89,7 +89,7 @@ def numeric(expression: Any, values: dict[Any, Any]) -> Any:
         if rooted is None and not constant:
             return None
         expression = expression if rooted is None else rooted
-    value = expression.subs(values, simultaneous=True).evalf(DIGITS)
+    value = expression.xreplace(values).evalf(DIGITS)
     if not (value.is_number and value.is_finite):
         return None
     floats = value.atoms(sympy.Float)

@@ -819,13 +819,13 @@ WRONG = [
 
 @pytest.mark.parametrize(("gold", "answer"), EQUAL)
 def test_equal(gold, answer):
-    verdict = verify(f"The result is \\boxed{{{answer}}}.", gold)
+    verdict = verify(f"The result is \\boxed{{{answer}}}.", gold, time_limit=30)
     assert verdict.correct and verdict.method in ("exact", "numeric", "symbolic"), verdict
 
 
 @pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
 def test_different(gold, answer):
-    verdict = verify(f"The result is \\boxed{{{answer}}}.", gold)
+    verdict = verify(f"The result is \\boxed{{{answer}}}.", gold, time_limit=30)
     assert not verdict.correct and verdict.method != "error", verdict
 
 
