@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make train   set up $(VENV), then train the arithmetic recipe on the CPU (about 5 minutes)"
-	@echo "make test    set up $(VENV), then run the tests (about 15 minutes)"
+	@echo "make test    set up $(VENV), then run the tests (about 17 minutes)"
 	@echo "make slow    the long tests as well"
 	@echo "make lint    ruff and mypy"
 	@echo "make clean   remove $(VENV); runs/ stays"

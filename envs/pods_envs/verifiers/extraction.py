@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pods_envs.verifiers.latex import closing_brace, closing_braces
 from pods_envs.verifiers.words import changes_its_number, taken_back
 
-FORMATS = {
-    "auto": ("boxed", "hash", "xml"),
-    "boxed": ("boxed",),
-    "hash": ("hash",),
-    "xml": ("xml",),
-}
+FORMATS = ("auto", "boxed", "hash", "xml")
 
 
 class Extraction(NamedTuple):
@@ -59,11 +55,11 @@ def extract(response: str, answer_format: str = "auto", *, last_number: bool = F
     """
     if answer_format not in FORMATS:
         raise ValueError(f"answer_format={answer_format!r} is not one of {', '.join(FORMATS)}")
-    names = FORMATS[answer_format]
+    places = _PLACES[answer_format]
     reasoning, visible = _split_reasoning(response)
     if visible is None:
-        return _last_words(reasoning, names)
-    found, place = _last_place(visible, names)
+        return _last_words(reasoning, places)
+    found, place = _last_place(visible, places)
     if place is not None:
         if place.start and _NOT.search(visible, max(0, place.start - 20), place.start):
             return NOTHING
@@ -99,19 +95,18 @@ def _split_reasoning(response: str) -> tuple[str, str | None]:
     return text[:closed], visible
 
 
-def _last_words(reasoning: str, names: tuple[str, ...]) -> Extraction:
+def _last_words(reasoning: str, places: tuple[_Finder, ...]) -> Extraction:
     """A response that is all reasoning gives an answer only if it ends in one, in a strict place."""
-    found, place = _last_place(reasoning, names)
+    found, place = _last_place(reasoning, places)
     if place is None or re.search(r"[^\s.$*\\)\]]", reasoning[place.end :]):
         return NOTHING
     text = _innermost(found, place.answer)
     return Extraction(text, found) if text else NOTHING
 
 
-def _last_place(text: str, names: tuple[str, ...]) -> tuple[str, _Place | None]:
+def _last_place(text: str, places: tuple[_Finder, ...]) -> tuple[str, _Place | None]:
     found, last = "", None
-    for name in names:
-        mark, find = _FINDERS[name]
+    for name, mark, find in places:
         if mark in text and (place := find(text)) and (last is None or place.end > last.end):
             found, last = name, place
     return found, last
@@ -211,7 +206,15 @@ def _last_tag(text: str) -> _Place | None:
     return _Place(start.start(), end.end(), text[start.end() : end.start()])
 
 
-_FINDERS = {"boxed": ("box", last_box), "hash": ("####", _last_hash), "xml": ("<", _last_tag)}
+_Finder = tuple[
+    str, str, Callable[[str], _Place | None]
+]  # name, what a text must hold, where the last one is
+_STRICT: tuple[_Finder, ...] = (
+    ("boxed", "box", last_box),
+    ("hash", "####", _last_hash),
+    ("xml", "<", _last_tag),
+)
+_PLACES = {"auto": _STRICT, **{finder[0]: (finder,) for finder in _STRICT}}
 
 
 _PHRASE = re.compile(

@@ -84,7 +84,7 @@ texts = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_si
     response=texts,
     gold=texts,
     dataset=st.sampled_from(["gsm8k", "math"]),
-    answer_format=st.sampled_from(list(FORMATS)),
+    answer_format=st.sampled_from(FORMATS),
 )
 def test_any_response_and_any_gold_get_a_verdict(response, gold, dataset, answer_format):
     verdict = verify(response, gold, dataset, answer_format, time_limit=0.3)
