@@ -233,9 +233,8 @@ _SENTENCE_END = re.compile(
     rf"[.!?](?=[\s*_\"')]|$)|;(?!\s*(?:or\s|and\s)?[\d$\\(-])|\n|,(?=\s+(?!{_MORE})[A-Za-z])"
     r"|\s\((?=(?!or\b)[A-Za-z])|\s(?:because|since|as|so)\s"
 )
-_OTHERS = re.compile(
-    r"(?i)[\s.?!,;)*_]*\(?(?:or|and also|as well as|no,? wait)\b"
-)  # after what was taken for all
+# After what was taken for all of the answer.
+_OTHERS = re.compile(r"(?i)[\s.?!,;)*_]*\(?(?:or|and also|as well as|no,? wait)\b")
 _OPEN_SUM = re.compile(r"\d\s*(?:[-+*/^×÷]|\\times|\\cdot|\\div)")
 _FIELD = 2000  # characters after a phrase that may be part of the answer
 
@@ -307,13 +306,8 @@ _NUMBER = re.compile(
     r"(?<![\w/^.])-?[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d^/*+])(?!,\d{3}(?!\d))"
     r"(?!(?:[kKMBx]|e\d+|st|nd|rd|th)(?![A-Za-z]))%?"
 )
-
-
-_STEP = re.compile(
-    r"(?i)(?:let|suppose|assume|first|next|then we|now we)\b"
-)  # a sentence that is not the last
-
-
+# A sentence that is a step, not the end.
+_STEP = re.compile(r"(?i)(?:let|suppose|assume|first|next|then we|now we)\b")
 _EQUATION = re.compile(  # 2x = 18 does not say what x is
     r"(?:\d\s*\*?\s*[A-Za-z]|(?<![A-Za-z])[A-Za-z]\s*[-+*/]\s*[\d.]+)\s*=[^=]*$"
 )

@@ -62,9 +62,8 @@ _DENIED = re.compile(
     r"(?i)[\s$*.)\]]{0,9}(?:, but (?:this|that|it) )?(?:(?:is|was) (?:wrong|incorrect|not (?:right|correct|the answer))"
     r"|(?:isn|wasn)['’]t (?:right|correct|the answer))"
 )
-_START = (
-    r"(?:^|[.!?})\]$][\s$*]{0,9})\s{0,9}"  # of a sentence; bounded, or a page of empty lines takes minutes
-)
+# Of a sentence; bounded, or a page of empty lines takes minutes.
+_START = r"(?:^|[.!?})\]$][\s$*]{0,9})\s{0,9}"
 _LEAD = r"(?:(?:wait|hmm+|no|oops|sorry|but|actually|correction)[\s,.:!…]{1,9})"
 # Sentences, not remarks within one: "a common mistake is 20, which is wrong" takes nothing back.
 _TAKEN_BACK = re.compile(
