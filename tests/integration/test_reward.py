@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import threading
 import time
@@ -85,13 +86,19 @@ def test_the_event_loop_is_never_blocked_while_bombs_are_scored():
     for _ in range(3):
         close_pool()
         reward._environments.clear()
-        results, gaps = asyncio.run(main())
+        gc.collect()
+        gc.freeze()  # what earlier tests left takes the collector a second, in whatever thread it starts
+        try:
+            results, gaps = asyncio.run(main())
+        finally:
+            gc.unfreeze()
         assert [result["acc"] for result in results[-20:]] == [1.0] * 20
         assert not any(result["acc"] or result["method"] == "error" for result in results[:-20])
         assert len(gaps) > 20
-        assert max(used for _, used in gaps) < 0.1, "the loop itself computed for so long"
-        longest.append(max(wall for wall, _ in gaps))
-    assert min(longest) < 0.1, longest  # of three: a busy machine keeps any process waiting
+        longest.append((max(wall for wall, _ in gaps), max(used for _, used in gaps)))
+    # Of three: a busy machine keeps any process waiting.
+    assert min(wall for wall, _ in longest) < 0.1, f"(passed, computed by the loop itself): {longest}"
+    assert min(used for _, used in longest) < 0.1, f"(passed, computed by the loop itself): {longest}"
 
 
 def test_an_environment_is_made_once_and_not_in_the_event_loop():

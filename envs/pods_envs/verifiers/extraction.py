@@ -217,13 +217,14 @@ _STRICT: tuple[_Finder, ...] = (
 _PLACES = {"auto": _STRICT, **{finder[0]: (finder,) for finder in _STRICT}}
 
 
+_ANSWER = re.compile(r"(?i)(?<![a-z])ans")
+# From that word on.
 _PHRASE = re.compile(
-    r"(?i)(?<![A-Za-z])(?:answers?|ans)(?![A-Za-z])(?:\s(?:to|for)\s[^.\n=:]{1,60}?)?[\s*_}]{0,20}"
+    r"(?i)(?:answers?|ans)(?![A-Za-z])(?:\s(?:to|for)\s[^.\n=:]{1,60}?)?[\s*_}]{0,20}"
     r"(?:(?:is|was|are|equals|(?:should|would|must|will) be|=|:|→)[\s*_:]{0,20})+"
 )
-_HEADING_ANSWER = re.compile(
-    r"(?im)^[#*_ \t]{0,20}(?:(?:the|my)\s)?(?:(?:final|correct|short)\s)?answer(?:\s\(?final\)?)?[*_ \t]{0,20}\n"
-)
+_HEADING_ANSWER = re.compile(r"(?i)answer(?:\s\(?final\)?)?[*_ \t]{0,20}\n")
+_BEFORE_HEADING = re.compile(r"(?im)^[#*_ \t]{0,20}(?:(?:the|my)\s)?(?:(?:final|correct|short)\s)?\Z")
 _IN_TEXT = re.compile(r"\\(?:text\w{0,2}|math(?:rm|bf|it)|mbox)\s?\{[^{}]{0,40}$")
 _FORMULA_END = re.compile(r"\\[\])]|(?<!\\)\$\$?")
 _BULLET = re.compile(r"\s*\n\s*[->•]\s+")
@@ -245,10 +246,15 @@ def _phrase(text: str) -> str | None:
     Returns:
         None if neither comes, "" if what comes is no answer.
     """
-    match, heading = _last_match(_PHRASE, text), _last_match(_HEADING_ANSWER, text)
-    if heading is not None and (match is None or match.start() <= heading.start()):
-        return _under_heading(text[heading.end() - 1 : heading.end() + _FIELD])
-    if match is None:
+    for word in reversed(list(_ANSWER.finditer(text))):
+        start = word.start()
+        match = _PHRASE.match(text, start)
+        if match is not None:
+            break
+        heading = _HEADING_ANSWER.match(text, start)
+        if heading is not None and _BEFORE_HEADING.search(text, max(0, start - 40), start):
+            return _under_heading(text[heading.end() - 1 : heading.end() + _FIELD])
+    else:
         return None
     start = match.end()
     if bullet := _BULLET.search(text, match.start(), start + 4):
@@ -271,13 +277,6 @@ def _phrase(text: str) -> str | None:
     if end is None and _is_open(answer):
         return ""
     return _denied(answer, field[end.start() :] if end else "")
-
-
-def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = None
-    for found in pattern.finditer(text):  # noqa: B007
-        pass
-    return found
 
 
 def _under_heading(body: str) -> str:
