@@ -127,7 +127,9 @@ def test_two_runs_side_by_side_one_interrupted_and_resumed(tmp_path):
     assert [row["step"] for row in resumed] == [saved + 1, saved + 2]
     for row in resumed:
         assert (row["data"]["downsample/generated"], row["data"]["downsample/kept"]) == (32, 8)
-    assert [row["step"] for row in rows(run, "metrics.part1.jsonl")][:saved] == list(range(1, saved + 1))
+    # verl logs a step after it has saved and synchronised weights: Ctrl-C may come in between
+    first_part = [row["step"] for row in rows(run, "metrics.part1.jsonl")]
+    assert first_part == list(range(1, len(first_part) + 1)) and len(first_part) >= saved - 1
     assert processes_of(tmp_path) == []
     assert {path.name for path in Path("/dev/shm").iterdir()} <= before
 
